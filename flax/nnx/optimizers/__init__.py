@@ -1,0 +1,27 @@
+# Copyright 2026 The Flax Authors.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Optimizers that choose their own step, as ``nnx.Optimizer`` types.
+
+Each is an :class:`nnx.Optimizer`: built from a model and a ``wrt`` filter,
+called as ``update(model, grads, ...)``, split, merged and checkpointed alike.
+
+* ``BacktrackingLinesearch``: any descent direction, with a learning rate that
+  is shortened until the loss decreases enough (Armijo).
+* ``LinesearchInfo``: what the last line search found.
+
+The mathematics is optax's; the types here bring it to Modules.
+"""
+
+from ._search import LinesearchInfo as LinesearchInfo
+from .backtracking import BacktrackingLinesearch as BacktrackingLinesearch

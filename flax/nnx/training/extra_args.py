@@ -1,0 +1,173 @@
+# Copyright 2026 The Flax Authors.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Which extra arguments reach an optax transformation, and in which form.
+
+``optax.GradientTransformationExtraArgs`` take keyword arguments besides the
+gradients; other transformations take none. ``nnx.Optimizer`` serves both from
+one call, so it has to know which ones a transformation accepts.
+"""
+from __future__ import annotations
+
+import inspect
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from flax.nnx import graphlib
+from flax.nnx.training.params_function import is_callback, params_function
+from flax.nnx.training.snapshot import Snapshot
+
+# ``tx.update(updates, state, params)`` come first, whatever their names.
+_NUM_REQUIRED = 3
+_LINESEARCH_STATES = (
+  optax.ScaleByBacktrackingLinesearchState,
+  optax.ScaleByZoomLinesearchState,
+)
+
+
+def accepted_names(tx: optax.GradientTransformation) -> frozenset[str] | None:
+  """Names of the extra arguments that ``tx.update`` takes.
+
+  The signature decides, since ``optax.MultiSteps`` forwards extra arguments
+  without being a ``GradientTransformationExtraArgs``, while some
+  ``GradientTransformationExtraArgs`` (``optax.contrib.sam``) take only a few.
+
+  Example usage::
+
+    >>> from flax.nnx.training.extra_args import accepted_names
+    >>> import optax
+    ...
+    >>> accepted_names(optax.scale_by_adam())
+    frozenset()
+    >>> accepted_names(optax.lbfgs()) is None
+    True
+
+  Args:
+    tx: an optax transformation, or an object with its methods.
+
+  Returns:
+    A set of names, empty if ``tx`` takes no extra arguments, or ``None`` if it
+    takes any.
+  """
+  try:
+    parameters = inspect.signature(tx.update).parameters.values()
+  except (TypeError, ValueError):  # a callable without a signature
+    takes_any = isinstance(tx, optax.GradientTransformationExtraArgs)
+    return None if takes_any else frozenset()
+  if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    return None
+  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+  return frozenset(
+    p.name
+    for i, p in enumerate(parameters)
+    if p.kind is p.KEYWORD_ONLY
+    or (i >= _NUM_REQUIRED and p.kind not in positional)
+  )
+
+
+def names_grad(tx: optax.GradientTransformation) -> bool:
+  """Whether the signature of ``tx.update`` asks for ``grad`` by name."""
+  try:
+    return 'grad' in inspect.signature(tx.update).parameters
+  except (TypeError, ValueError):
+    return False
+
+
+def to_params_args(
+  kwargs: tp.Mapping[str, tp.Any],
+  *,
+  model: tp.Any,
+  grads: tp.Any,
+  tx: optax.GradientTransformation,
+  wrt: tp.Any,
+  graph: bool | None = None,
+) -> dict[str, tp.Any]:
+  """Extra arguments in terms of the model, in the terms of ``tx.update``.
+
+  Args:
+    kwargs: extra arguments as the user gave them.
+    model: the model around which callbacks put their candidate parameters.
+    grads: pure gradient, shaped like the parameters, handed on as ``grad`` if
+      ``tx`` may need it and ``kwargs`` has none.
+    tx: the transformation that gets the arguments.
+    wrt: filter of the parameters.
+    graph: graph mode, tree mode, or that of the context.
+
+  Returns:
+    A new dict with the arguments that ``tx`` accepts: callbacks are functions
+    of the parameters, everything else is free of Variables.
+
+  Raises:
+    ValueError: ``kwargs['grad']`` lacks some parameter.
+  """
+  names = accepted_names(tx)
+  kwargs = {k: v for k, v in kwargs.items() if names is None or k in names}
+  if not kwargs and not names_grad(tx):
+    return kwargs
+  snapshot = Snapshot(model, wrt, graph=graph)
+  # No other transformation of optax reads ``grad``, and some raise on it.
+  if kwargs.get('value_fn') is not None or names_grad(tx):
+    if names is None or 'grad' in names:
+      kwargs.setdefault('grad', grads)
+
+  def convert(name, value):
+    if name == 'grad' and value is not None and value is not grads:
+      return snapshot.align(value, 'grad')
+    if is_callback(value):
+      return params_function(value, snapshot, name=name)
+    return graphlib.as_pure(value)
+
+  return {name: convert(name, value) for name, value in kwargs.items()}
+
+
+def has_linesearch(opt_state: tp.Any) -> bool:
+  """Whether an optax state holds the state of an optax line search."""
+  is_search = lambda x: isinstance(x, _LINESEARCH_STATES)
+  return any(map(is_search, jax.tree.leaves(opt_state, is_leaf=is_search)))
+
+
+def check_linesearch_args(extra_args: dict[str, tp.Any]) -> None:
+  """Checks what an optax line search needs, before it is called.
+
+  Args:
+    extra_args: the keyword arguments meant for ``tx.update``.
+
+  Raises:
+    TypeError: ``value`` or ``value_fn`` is missing or ``None``, or ``value`` is
+      not a floating-point number.
+    ValueError: ``value`` is not a scalar.
+  """
+  missing = [k for k in ('value', 'value_fn') if extra_args.get(k) is None]
+  if missing:
+    raise TypeError(
+      f'The line search in `tx` needs {" and ".join(missing)}, not given (or '
+      'None) in this call of Optimizer.update. Pass the loss and the function '
+      'that computes it: optimizer.update(model, grads, value=loss, '
+      'value_fn=lambda model: loss_fn(model, x, y)).'
+    )
+  value = extra_args['value']
+  shape, dtype = jnp.shape(value), jnp.result_type(value)
+  if shape != ():
+    raise ValueError(
+      f'`value` must be the loss, a scalar, but it has shape {shape}. Reduce '
+      'it, for example with jnp.mean, in the loss function.'
+    )
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise TypeError(
+      f'`value` must be a floating-point scalar, but its dtype is {dtype}, '
+      'with which optax would compare losses in that dtype. Compute the loss '
+      'in floating point, or pass value=jnp.asarray(loss, jnp.float32).'
+    )

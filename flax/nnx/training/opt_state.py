@@ -1,0 +1,218 @@
+# Copyright 2026 The Flax Authors.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Values of the optimizer state: types, buffers and shardings.
+
+Optax starts some states weakly typed (a second compilation), with one buffer in
+two leaves (no donation), and knows nothing of sharding metadata.
+"""
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Format
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from flax.core import spmd as core_spmd
+from flax.core.meta import get_global_mesh
+from flax.nnx import graphlib, variablelib
+
+# Metadata key under which a parameter's shape travels through ``tx.init``.
+PARAM_SHAPE = 'optimized_param_shape'
+
+
+def _is_variable(x: tp.Any) -> bool:
+  return isinstance(x, variablelib.Variable)
+
+
+def strongly_typed(x: tp.Any, like: tp.Any = None) -> tp.Any:
+  """``x`` without weak type, so that it keeps its type through updates.
+
+  Args:
+    x: an array or Python number; other leaves are returned as they are.
+    like: the value that ``x`` replaces, whose dtype a weakly typed ``x`` takes.
+  """
+  if not isinstance(x, jax.Array | bool | int | float | complex):
+    return x
+  if isinstance(x, jax.Array) and not getattr(
+    jax.typeof(x), 'weak_type', False
+  ):
+    return x
+  has_dtype = isinstance(like, jax.Array)
+  return jnp.asarray(x, dtype=like.dtype if has_dtype else jnp.result_type(x))
+
+
+class BufferOwner:
+  """Hands out arrays of which no two share a buffer.
+
+  Args:
+    *trees: pytrees whose arrays are taken already.
+  """
+
+  def __init__(self, *trees: tp.Any):
+    self._taken: set[tp.Any] = set()
+    self._alive: list[tp.Any] = []  # an id is unique only while its array lives
+    for leaf in jax.tree.leaves(trees):
+      self._take(leaf)
+
+  def _take(self, x: tp.Any) -> bool:
+    if not isinstance(x, jax.Array):
+      return True
+    buffers = _buffers(x)
+    if not self._taken.isdisjoint(buffers):
+      return False
+    self._taken.update(buffers)
+    self._alive.append(x)
+    return True
+
+  def own(self, x: tp.Any) -> tp.Any:
+    """``x``, or a copy if its buffer is taken."""
+    if self._take(x):
+      return x
+    x = jnp.copy(x)
+    self._take(x)
+    return x
+
+
+def _buffers(x: jax.Array) -> set[tp.Any]:
+  try:
+    return {
+      (shard.device, shard.data.unsafe_buffer_pointer())
+      for shard in x.addressable_shards
+      if shard.data.size
+    }
+  except Exception:  # a tracer, a typed key, a backend without pointers
+    return {id(x)}
+
+
+def tag_params(variables: tp.Any) -> tp.Any:
+  """Parameters as ``tx.init`` gets them: each one knows its own shape.
+
+  Optax copies metadata along with values; the shape tells ``state_metadata``
+  which state leaves are shaped like the parameter. Variables that hold refs
+  hold the values instead, since optax computes with them.
+  """
+
+  def tag(x):
+    value = graphlib.as_pure(x)
+    if not _is_variable(x):
+      return value
+    shape = getattr(value, 'shape', None)
+    return x.copy(value, _copy_ref=False, **{PARAM_SHAPE: shape})
+
+  return jax.tree.map(tag, variables, is_leaf=_is_variable)
+
+
+def state_metadata(variable: variablelib.Variable) -> dict[str, tp.Any]:
+  """Metadata for a state leaf that stems from a parameter.
+
+  A leaf of the parameter's shape is sharded by ``optimizer_sharding`` or like
+  the parameter; extra leading axes (the history of L-BFGS) are not sharded, and
+  a leaf of another shape (a factored moment) not at all.
+  """
+  metadata = variable.get_metadata()
+  if 'optimizer_sharding' in metadata:
+    metadata['out_sharding'] = metadata.pop('optimizer_sharding')
+  param_shape = metadata.pop(PARAM_SHAPE, None)
+  shape = getattr(variable.get_raw_value(), 'shape', None)
+  if param_shape is None or shape is None or not metadata.get('out_sharding'):
+    return metadata
+  extra = len(shape) - len(param_shape)
+  if extra < 0 or shape[extra:] != param_shape:
+    del metadata['out_sharding']
+  elif extra:
+    metadata['out_sharding'] = _lead(metadata['out_sharding'], extra)
+  return metadata
+
+
+def _lead(sharding: tp.Any, extra: int) -> tp.Any:
+  if isinstance(sharding, Format):  # a layout has no room for more axes
+    sharding = sharding.sharding
+  if isinstance(sharding, NamedSharding):
+    return NamedSharding(sharding.mesh, _lead(sharding.spec, extra))
+  lead = (None,) * extra
+  if isinstance(sharding, PartitionSpec):
+    return PartitionSpec(*lead, *sharding)
+  return (*lead, *sharding)
+
+
+def _declared_sharding(
+  metadata: dict[str, tp.Any],
+) -> NamedSharding | None:
+  """The sharding that metadata asks for, if it can be had in this context."""
+  spec = metadata.get('out_sharding') or PartitionSpec()
+  if not isinstance(spec, tuple | PartitionSpec):
+    return spec if isinstance(spec, NamedSharding) else None
+  spec = core_spmd.apply_rules(spec, metadata.get('sharding_rules'))
+  mesh = metadata.get('mesh') or get_global_mesh()
+  if mesh is None or mesh.empty:
+    return None
+  if any(kind != AxisType.Auto for kind in mesh.axis_types):
+    return None
+  for axes in spec:
+    for axis in axes if isinstance(axes, tuple) else (axes,):
+      if isinstance(axis, str) and axis not in mesh.axis_names:
+        return None
+  return NamedSharding(mesh, spec)
+
+
+def _keep_sharding(
+  new: tp.Any, old: tp.Any, metadata: dict[str, tp.Any] | None
+) -> tp.Any:
+  if not (isinstance(new, jax.Array) and isinstance(old, jax.Array)):
+    return new
+  if new.shape != old.shape:
+    return new
+  if not any(isinstance(x, jax.core.Tracer) for x in (new, old)):
+    if new.sharding.is_equivalent_to(old.sharding, new.ndim):
+      return new
+    return jax.device_put(new, old.sharding)
+  old_sharding = jax.typeof(old).sharding
+  if jax.typeof(new).sharding.spec != old_sharding.spec:  # Explicit axes
+    return jax.sharding.reshard(new, old_sharding)
+  # Under jit, Auto axes leave no trace of how ``old`` is laid out.
+  sharding = None if metadata is None else _declared_sharding(metadata)
+  if sharding is not None:
+    return jax.lax.with_sharding_constraint(new, sharding)
+  return new
+
+
+def settle(new: tp.Any, variables: tp.Any, declared_by: str) -> tp.Any:
+  """Values about to replace those of ``variables``, typed and laid out alike.
+
+  Args:
+    new: pure tree of the structure of ``variables``; a tree of another
+      structure is returned as it is.
+    variables: the Variables (or arrays) to be updated.
+    declared_by: metadata key; where a Variable has it, its metadata tells the
+      sharding that a traced value cannot tell.
+  """
+  holders, treedef = jax.tree.flatten(variables, is_leaf=_is_variable)
+  try:
+    values = treedef.flatten_up_to(new)
+  except ValueError:
+    return new
+
+  def settle_one(holder, value):
+    old = graphlib.as_pure(holder)
+    if jax.tree.structure(old) != jax.tree.structure(value):
+      return value
+    metadata = holder.get_metadata() if _is_variable(holder) else {}
+    declared = metadata if metadata.get(declared_by) else None
+    return jax.tree.map(
+      lambda n, o: _keep_sharding(strongly_typed(n, o), o, declared), value, old
+    )
+
+  return treedef.unflatten(map(settle_one, holders, values))
