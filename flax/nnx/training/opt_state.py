@@ -216,3 +216,27 @@ def settle(new: tp.Any, variables: tp.Any, declared_by: str) -> tp.Any:
     )
 
   return treedef.unflatten(map(settle_one, holders, values))
+
+
+def write(node: tp.Any, variables: tp.Any, new: tp.Any) -> None:
+  """Puts values into Variables, one by one, whatever pytrees they hold.
+
+  Args:
+    node: what the Variables belong to.
+    variables: tree of the Variables (and bare arrays) of ``node`` to update.
+    new: pure tree of the same structure. A tree of another structure updates
+      ``node`` by path, as :func:`nnx.update` does.
+  """
+  holders, treedef = jax.tree.flatten(variables, is_leaf=_is_variable)
+  try:
+    values = treedef.flatten_up_to(new)
+  except ValueError:
+    graphlib.update(node, graphlib.state(new))
+    return
+  leaves = []
+  for holder, value in zip(holders, values):
+    if _is_variable(holder):
+      graphlib.update(holder, value)
+    leaves.append(holder if _is_variable(holder) else value)
+  if not all(map(_is_variable, leaves)):  # bare arrays are found by path
+    graphlib.update(node, treedef.unflatten(leaves))

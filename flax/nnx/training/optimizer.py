@@ -285,10 +285,8 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     )
     owner = opt_state_lib.BufferOwner(new_params)
     new_state = jax.tree.map(owner.own, new_state)
-    graphlib.update(
-      self.opt_state, graphlib.state(new_state, graph=self.graph)
-    )
-    graphlib.update(model, new_params)
+    opt_state_lib.write(self.opt_state, self.opt_state, new_state)
+    opt_state_lib.write(model, snapshot.variables, new_params)
     self.step[...] += 1
     return updates
 

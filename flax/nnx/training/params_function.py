@@ -25,12 +25,14 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flax.nnx import graphlib, statelib, variablelib
 from flax.nnx.training.snapshot import Snapshot, is_masked, is_stateful
 
 # What these callbacks return is a loss, so it has to be one real number.
 SCALAR_CALLBACKS = ('value_fn', 'obj_fn')
+_ARRAY_LIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 def is_callback(x: tp.Any) -> bool:
@@ -74,12 +76,9 @@ def _check_scalar(result: tp.Any, name: str) -> tp.Any:
       f'{where} returned a {type(result).__name__} of {len(result)}. Return '
       f'the loss alone: {name}=lambda model: loss_fn(model, ...)[0].'
     )
-  try:
-    shape, dtype = jnp.shape(result), jnp.result_type(result)
-  except (TypeError, ValueError):
-    raise TypeError(
-      f'{where} returned {type(result).__name__}: {result!r}.'
-    ) from None
+  if not isinstance(result, _ARRAY_LIKE):
+    raise TypeError(f'{where} returned {type(result).__name__}: {result!r}.')
+  shape, dtype = jnp.shape(result), jnp.result_type(result)
   if shape != ():
     raise ValueError(
       f'{where} returned an array of shape {shape}. Reduce it, for example '

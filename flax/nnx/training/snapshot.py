@@ -141,7 +141,7 @@ class Snapshot(tp.Generic[M]):
       entries = dict(
         statelib.to_flat_state(graphlib.state(tree, graph=self.graph))
       )
-    except (TypeError, RuntimeError, AttributeError):
+    except (TypeError, RuntimeError, AttributeError, IndexError):
       entries = {}  # not a tree with paths: None, a single array, ...
     missing: list[Path] = []
 
