@@ -38,6 +38,36 @@ _LINESEARCH_STATES = (
 )
 
 
+class _Accepted(tp.NamedTuple):
+  """Extra arguments that ``tx.update`` names, and whether it takes others."""
+
+  names: frozenset[str]
+  others: bool
+  reserved: frozenset[str] = frozenset()  # what it calls its first arguments
+
+  def __contains__(self, name: object) -> bool:
+    return name in self.names or (self.others and name not in self.reserved)
+
+
+def _accepted(tx: optax.GradientTransformation) -> _Accepted:
+  try:
+    parameters = list(inspect.signature(tx.update).parameters.values())
+  except (TypeError, ValueError):  # a callable without a signature
+    others = isinstance(tx, optax.GradientTransformationExtraArgs)
+    return _Accepted(frozenset(), others)
+  first = [
+    p for p in parameters[:_NUM_REQUIRED] if p.kind is p.POSITIONAL_OR_KEYWORD
+  ]
+  named = [
+    p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+  ]
+  return _Accepted(
+    names=frozenset(p.name for p in named if p not in first),
+    others=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    reserved=frozenset(p.name for p in first),
+  )
+
+
 def accepted_names(tx: optax.GradientTransformation) -> frozenset[str] | None:
   """Names of the extra arguments that ``tx.update`` takes.
 
@@ -62,28 +92,8 @@ def accepted_names(tx: optax.GradientTransformation) -> frozenset[str] | None:
     A set of names, empty if ``tx`` takes no extra arguments, or ``None`` if it
     takes any.
   """
-  try:
-    parameters = inspect.signature(tx.update).parameters.values()
-  except (TypeError, ValueError):  # a callable without a signature
-    takes_any = isinstance(tx, optax.GradientTransformationExtraArgs)
-    return None if takes_any else frozenset()
-  if any(p.kind is p.VAR_KEYWORD for p in parameters):
-    return None
-  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-  return frozenset(
-    p.name
-    for i, p in enumerate(parameters)
-    if p.kind is p.KEYWORD_ONLY
-    or (i >= _NUM_REQUIRED and p.kind not in positional)
-  )
-
-
-def names_grad(tx: optax.GradientTransformation) -> bool:
-  """Whether the signature of ``tx.update`` asks for ``grad`` by name."""
-  try:
-    return 'grad' in inspect.signature(tx.update).parameters
-  except (TypeError, ValueError):
-    return False
+  accepted = _accepted(tx)
+  return None if accepted.others else accepted.names
 
 
 def to_params_args(
@@ -113,15 +123,15 @@ def to_params_args(
   Raises:
     ValueError: ``kwargs['grad']`` lacks some parameter.
   """
-  names = accepted_names(tx)
-  kwargs = {k: v for k, v in kwargs.items() if names is None or k in names}
-  if not kwargs and not names_grad(tx):
+  accepted = _accepted(tx)
+  kwargs = {name: v for name, v in kwargs.items() if name in accepted}
+  # Nothing else in optax reads ``grad``, and some transformations raise on it.
+  needs_grad = 'grad' in accepted.names or kwargs.get('value_fn') is not None
+  if needs_grad and 'grad' in accepted and kwargs.get('grad') is None:
+    kwargs['grad'] = grads
+  if not kwargs:
     return kwargs
   snapshot = Snapshot(model, wrt, graph=graph)
-  # No other transformation of optax reads ``grad``, and some raise on it.
-  if kwargs.get('value_fn') is not None or names_grad(tx):
-    if names is None or 'grad' in names:
-      kwargs.setdefault('grad', grads)
 
   def convert(name, value):
     if name == 'grad' and value is not None and value is not grads:

@@ -54,36 +54,33 @@ def strongly_typed(x: tp.Any, like: tp.Any = None) -> tp.Any:
   return jnp.asarray(x, dtype=like.dtype if has_dtype else jnp.result_type(x))
 
 
-class BufferOwner:
-  """Hands out arrays of which no two share a buffer.
+def unshared(tree: tp.Any, apart_from: tp.Any, *, buffers: bool) -> tp.Any:
+  """Copies arrays of ``tree`` so that no two of them are the same.
 
   Args:
-    *trees: pytrees whose arrays are taken already.
+    tree: pytree of arrays, to be donated later.
+    apart_from: pytree of arrays that will be donated along with it.
+    buffers: whether to compare buffers too, which waits for their values, or
+      only the array objects.
   """
+  taken: set[tp.Any] = set()
+  alive: list[tp.Any] = []  # an id is unique only while its array lives
 
-  def __init__(self, *trees: tp.Any):
-    self._taken: set[tp.Any] = set()
-    self._alive: list[tp.Any] = []  # an id is unique only while its array lives
-    for leaf in jax.tree.leaves(trees):
-      self._take(leaf)
-
-  def _take(self, x: tp.Any) -> bool:
+  def take(x):
     if not isinstance(x, jax.Array):
-      return True
-    buffers = _buffers(x)
-    if not self._taken.isdisjoint(buffers):
-      return False
-    self._taken.update(buffers)
-    self._alive.append(x)
-    return True
-
-  def own(self, x: tp.Any) -> tp.Any:
-    """``x``, or a copy if its buffer is taken."""
-    if self._take(x):
       return x
-    x = jnp.copy(x)
-    self._take(x)
+    keys = _buffers(x) if buffers else {id(x)}
+    if not taken.isdisjoint(keys):
+      x = jnp.copy(x)
+      keys = _buffers(x) if buffers else {id(x)}
+    taken.update(keys)
+    alive.append(x)
     return x
+
+  for leaf in jax.tree.leaves(apart_from):
+    if isinstance(leaf, jax.Array):
+      taken.update(_buffers(leaf) if buffers else {id(leaf)})
+  return jax.tree.map(take, tree)
 
 
 def _buffers(x: jax.Array) -> set[tp.Any]:

@@ -60,15 +60,13 @@ def to_opt_state(tree: tp.Any, *, apart_from: tp.Any = ()) -> tp.Any:
     :class:`OptArray` for each other leaf. Values are strongly typed, no two of
     them share a buffer, and sharding metadata fits their shapes.
   """
-  owner = opt_state_lib.BufferOwner(apart_from)
+  tree = jax.tree.map(opt_state_lib.strongly_typed, tree)
+  tree = opt_state_lib.unshared(tree, apart_from, buffers=True)
 
   def wrap(leaf):
     if not isinstance(leaf, Variable):
-      return OptArray(owner.own(opt_state_lib.strongly_typed(leaf)))
-    value = jax.tree.map(
-      lambda x: owner.own(opt_state_lib.strongly_typed(x)), leaf.get_value()
-    )
-    return OptVariable(value, **opt_state_lib.state_metadata(leaf))
+      return OptArray(leaf)
+    return OptVariable(leaf.get_value(), **opt_state_lib.state_metadata(leaf))
 
   return jax.tree.map(wrap, tree, is_leaf=lambda x: isinstance(x, Variable))
 
@@ -155,7 +153,9 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     def __getattr__(self, name: str) -> tp.Any:
       hint = f' {_MOVED}' if name == 'model' else ''
       raise AttributeError(
-        f'{type(self).__name__} does not have attribute {name!r}.{hint}'
+        f'{type(self).__name__} does not have attribute {name!r}.{hint}',
+        name=name,
+        obj=self,
       )
 
   def extra_args(
@@ -283,8 +283,7 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     new_state = opt_state_lib.settle(
       new_state, self.opt_state, declared_by='out_sharding'
     )
-    owner = opt_state_lib.BufferOwner(new_params)
-    new_state = jax.tree.map(owner.own, new_state)
+    new_state = opt_state_lib.unshared(new_state, new_params, buffers=False)
     opt_state_lib.write(self.opt_state, self.opt_state, new_state)
     opt_state_lib.write(model, snapshot.variables, new_params)
     self.step[...] += 1

@@ -271,6 +271,16 @@ class TestWhatReachesUpdate(parameterized.TestCase):
     grads = self.run_update(update_fn)
     jax.tree.map(np.testing.assert_array_equal, seen['grad'], grads)
 
+  def test_gradient_parameter_called_grad(self):
+    seen = {}
+
+    def update_fn(grad, state, params=None, **extra_args):
+      seen.update(extra_args)
+      return grad, state
+
+    self.run_update(update_fn, value=1.0, value_fn=lambda model: 0.0)
+    self.assertEqual(set(seen), {'value', 'value_fn'})
+
   def test_grad_is_supplied_with_value_fn_only(self):
     seen = []
 
