@@ -22,11 +22,11 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
+from flax.core import spmd as core_spmd
+from flax.core.meta import get_global_mesh
 from jax.experimental.layout import Format
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from flax.core import spmd as core_spmd
-from flax.core.meta import get_global_mesh
 from flax.nnx import graphlib, variablelib
 
 # Metadata key under which a parameter's shape travels through ``tx.init``.

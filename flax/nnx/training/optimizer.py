@@ -18,14 +18,14 @@ import typing as tp
 
 import jax
 import optax
+from flax.nnx.variablelib import Param, Variable
+from flax.typing import MISSING, Missing
 from jax import numpy as jnp
 
 from flax.nnx import filterlib, graphlib, pytreelib, statelib
 from flax.nnx.training import extra_args as extra_args_lib
 from flax.nnx.training import opt_state as opt_state_lib
 from flax.nnx.training.snapshot import Snapshot, path_str
-from flax.nnx.variablelib import Param, Variable
-from flax.typing import MISSING, Missing
 
 M = tp.TypeVar('M')
 
@@ -99,7 +99,7 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
   function (``optax.lbfgs``, ``optax.polyak_sgd``) get them, the others don't.
 
   Attributes:
-    step: :class:`OptState` with the number of updates done, a ``uint32`` scalar.
+    step: :class:`OptState` with the number of updates, a ``uint32`` scalar.
     tx: the optax transformation.
     opt_state: the state of ``tx``, with an :class:`OptState` for each array.
     wrt: filter of the Variables that are optimized.

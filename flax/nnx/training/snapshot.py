@@ -19,9 +19,9 @@ import typing as tp
 
 import jax
 import optax
+from flax.nnx.pytreelib import Pytree
 
 from flax.nnx import filterlib, graphlib, statelib, variablelib
-from flax.nnx.pytreelib import Pytree
 
 M = tp.TypeVar('M')
 Path = tuple[tp.Any, ...]

@@ -21,30 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import plain_optax
 from absl.testing import absltest, parameterized
+from probe import Probe, probe
 
 from flax import nnx
 from flax.nnx.training.params_function import is_callback, params_function
 from flax.nnx.training.snapshot import Snapshot
 
 MODES = ((True, True), (True, False), (False, False))
-
-
-class Probe:
-  """A transformation that calls ``fn`` with candidate parameters, twice."""
-
-  def __init__(self):
-    self.results = []
-
-  def init(self, params):
-    return ()
-
-  def update(self, updates, state, params, *, fn=None, candidate=None, **rest):
-    candidate = candidate or (lambda p: jax.tree.map(lambda x: x + 1, p))
-    for _ in range(2):
-      self.results.append(fn(candidate(params), **rest))
-    return jax.tree.map(jnp.zeros_like, updates), state
 
 
 class Stateful(nnx.Module):
@@ -58,16 +42,6 @@ class Stateful(nnx.Module):
   def __call__(self, x):
     self.calls[...] += 1
     return self.dropout(self.norm(self.linear(x)))
-
-
-def probe(fn, model=None, *, wrt=nnx.Param, graph=None, **kwargs):
-  """What ``fn`` returned for parameters that are 1 larger."""
-  model = model or nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-  tx = Probe()
-  optimizer = nnx.Optimizer(model, tx, wrt=wrt, graph=graph)
-  grads = jax.tree.map(jnp.zeros_like, nnx.state(model, wrt, graph=graph))
-  optimizer.update(model, grads, fn=fn, **kwargs)
-  return tx.results
 
 
 class TestWhatCallbacksReceive(parameterized.TestCase):
@@ -161,19 +135,16 @@ class TestWhatCallbacksReceive(parameterized.TestCase):
 
 class TestStateCallbacks(parameterized.TestCase):
   def test_annotation(self):
-    def unquoted(state: nnx.State):
+    def annotated(state: nnx.State):
       return state
 
-    def quoted(state: 'nnx.State'):  # noqa: UP037
-      return state
-
-    def unresolvable(state: 'nnx.State', x: 'NoSuchName' = 0):  # noqa: F821
+    def unresolvable(state: nnx.State, x: NoSuchName = 0):  # noqa: F821
       return state
 
     def generic(state: nnx.State[str, jax.Array]):
       return state
 
-    for fn in (unquoted, quoted, unresolvable, generic):
+    for fn in (annotated, unresolvable, generic):
       for result in probe(fn):
         self.assertIsInstance(result, nnx.State)
         self.assertIsInstance(result['kernel'], jax.Array)
@@ -281,113 +252,6 @@ class TestCallbacksLeakNothing(parameterized.TestCase):
     second = train_step(model, optimizer)
     self.assertLess(second, first)
     self.assertNotIn('hidden', vars(model))
-
-
-class TestWhatCallbacksReturn(parameterized.TestCase):
-  @parameterized.parameters(*MODES)
-  def test_grads_become_a_params_tree(self, graph, graph_updates):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    grad_fn = nnx.grad(
-      lambda m: (m.kernel[...] ** 2).sum(),
-      graph=graph, graph_updates=graph_updates,
-    )
-    results = probe(grad_fn, model, graph=graph)
-    params = nnx.as_pure(nnx.state(model))
-    self.assertEqual(jax.tree.structure(results[0]), jax.tree.structure(params))
-    np.testing.assert_allclose(
-      results[0]['kernel'], 2 * (params['kernel'] + 1), rtol=1e-6
-    )
-
-  def test_grads_are_filtered_by_wrt(self):
-    model = nnx.LoRA(
-      2, 1, 3, base_module=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)
-    )
-    grad_all = lambda model: nnx.grad(lambda m: m(jnp.ones(2)).sum())(model)
-    results = probe(
-      lambda model: (0.5, grad_all(model)), model, wrt=nnx.LoRAParam
-    )
-    value, grads = results[0]
-    self.assertEqual(value, 0.5)
-    self.assertEqual(set(grads), {'lora_a', 'lora_b'})
-
-  def test_variables_become_arrays(self):
-    results = probe(lambda model: {'b': model.bias})
-    self.assertIsInstance(results[0]['b'], jax.Array)
-
-
-class TestMaskedParams(parameterized.TestCase):
-  def test_filled_and_masked_again(self):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-
-    def mask(params):
-      return jax.tree.map(
-        lambda p: p + 1 if p.ndim == 2 else optax.MaskedNode(), params
-      )
-
-    seen = []
-
-    def fn(model):
-      seen.append(model)
-      return nnx.grad(lambda m: (m.kernel[...] ** 2).sum())(model)
-
-    results = probe(fn, model, candidate=mask)
-    np.testing.assert_array_equal(seen[0].kernel, model.kernel + 1)
-    np.testing.assert_array_equal(seen[0].bias, model.bias)
-    self.assertIsInstance(results[0]['bias'], optax.MaskedNode)
-    np.testing.assert_allclose(
-      results[0]['kernel'], 2 * (model.kernel[...] + 1), rtol=1e-6
-    )
-
-  @parameterized.parameters('masked', 'partition')
-  def test_equals_plain_optax(self, kind):
-    kernels = lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)
-    if kind == 'masked':  # biases pass through: they get ``-grad``
-      tx = optax.chain(
-        optax.scale(-0.1),
-        optax.masked(
-          optax.lbfgs(), kernels, mask_compatible_extra_args=True
-        ),
-      )
-    else:
-      tx = optax.partition(
-        {True: optax.lbfgs(), False: optax.sgd(0.1)},
-        kernels,
-        mask_compatible_extra_args=True,
-      )
-    x, y = plain_optax.data()
-    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    params = nnx.to_pure_dict(nnx.as_pure(nnx.state(model)))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-    @nnx.jit
-    def train_step(model, optimizer):
-      loss_fn = lambda model: jnp.mean((model(x) - y) ** 2)
-      loss, grads = nnx.value_and_grad(loss_fn)(model)
-      optimizer.update(model, grads, value=loss, value_fn=loss_fn)
-      return loss
-
-    def plain_loss(params):
-      out = x @ params['kernel'] + params['bias'][None]
-      return jnp.mean((out - y) ** 2)
-
-    @jax.jit
-    def plain_step(params, state):
-      value, grad = jax.value_and_grad(plain_loss)(params)
-      updates, state = tx.update(
-        grad, state, params, value=value, grad=grad,
-        value_fn=lambda kernel: plain_loss(
-          {'kernel': kernel['kernel'], 'bias': params['bias']}
-        ),
-      )
-      return optax.apply_updates(params, updates), state, value
-
-    state = tx.init(params)
-    for _ in range(4):
-      params, state, expected = plain_step(params, state)
-      np.testing.assert_allclose(
-        train_step(model, optimizer), expected, rtol=1e-5
-      )
-    np.testing.assert_allclose(model.kernel, params['kernel'], rtol=1e-3)
 
 
 if __name__ == '__main__':

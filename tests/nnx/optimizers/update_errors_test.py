@@ -36,7 +36,9 @@ class TestUpdateErrors(parameterized.TestCase):
     super().setUp()
     self.model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
-  def check(self, error, pattern, *args, tx=LINESEARCH, wrt=nnx.Param, **kwargs):
+  def check(
+    self, error, pattern, *args, tx=LINESEARCH, wrt=nnx.Param, **kwargs
+  ):
     """Checks message and remedy, eagerly and jitted, and that nothing moved."""
     optimizer = nnx.Optimizer(self.model, tx, wrt=wrt)
     read = lambda: jax.tree.map(

@@ -53,7 +53,7 @@ def make(seed=0, graph=None):
 
 
 def value_and_grad_of_params(loss_fn, graph):
-  """Without graph updates NNX differentiates every Variable, the counter too."""
+  """Without graph updates NNX differentiates the counter, too."""
 
   def wrapper(model):
     graphdef, params, rest = nnx.split(model, nnx.Param, ..., graph=graph)
