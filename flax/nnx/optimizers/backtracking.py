@@ -19,11 +19,11 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import optax
-from flax.typing import MISSING, Missing
 
 from flax.nnx import filterlib, graphlib
 from flax.nnx.optimizers import _search
 from flax.nnx.training.optimizer import Optimizer
+from flax.typing import MISSING, Missing
 
 M = tp.TypeVar('M')
 
@@ -49,8 +49,8 @@ class BacktrackingLinesearch(Optimizer[M]):
 
   Example usage::
 
-    >>> from flax import nnx
     >>> import jax.numpy as jnp
+    >>> from flax import nnx
     ...
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> optimizer = nnx.optimizers.BacktrackingLinesearch(model, wrt=nnx.Param)

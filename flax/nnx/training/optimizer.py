@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax
 import optax
-from flax.nnx.variablelib import Param, Variable
-from flax.typing import MISSING, Missing
 from jax import numpy as jnp
 
 from flax.nnx import filterlib, graphlib, pytreelib, statelib
 from flax.nnx.training import extra_args as extra_args_lib
-from flax.nnx.training import opt_state as opt_state_lib
+from flax.nnx.training import write_back
+from flax.nnx.training.opt_state import OptArray as OptArray
+from flax.nnx.training.opt_state import OptState as OptState
+from flax.nnx.training.opt_state import OptVariable as OptVariable
+from flax.nnx.training.opt_state import tag_params
+from flax.nnx.training.opt_state import to_opt_state as to_opt_state
 from flax.nnx.training.snapshot import Snapshot, path_str
+from flax.nnx.variablelib import Param
+from flax.typing import MISSING, Missing
 
 M = tp.TypeVar('M')
 
@@ -35,50 +39,14 @@ _MOVED = (
 )
 
 
-class OptState(Variable):
-  """A Variable of the optimizer rather than of the model."""
-
-
-class OptArray(OptState):
-  """Optimizer state that stems from no parameter, such as a step count."""
-
-
-class OptVariable(OptState):
-  """Optimizer state that stems from a parameter and keeps its metadata."""
-
-
-def to_opt_state(tree: tp.Any, *, apart_from: tp.Any = ()) -> tp.Any:
-  """Wraps each leaf of an optax state in a Variable of the optimizer.
-
-  Args:
-    tree: what ``tx.init`` returned for a State of Variables.
-    apart_from: pytree of arrays with which the state must share no buffer, so
-      that both can be donated.
-
-  Returns:
-    The same tree with an :class:`OptVariable` for each Variable and an
-    :class:`OptArray` for each other leaf. Values are strongly typed, no two of
-    them share a buffer, and sharding metadata fits their shapes.
-  """
-  tree = jax.tree.map(opt_state_lib.strongly_typed, tree)
-  tree = opt_state_lib.unshared(tree, apart_from, buffers=True)
-
-  def wrap(leaf):
-    if not isinstance(leaf, Variable):
-      return OptArray(leaf)
-    return OptVariable(leaf.get_value(), **opt_state_lib.state_metadata(leaf))
-
-  return jax.tree.map(wrap, tree, is_leaf=lambda x: isinstance(x, Variable))
-
-
 class Optimizer(pytreelib.Pytree, tp.Generic[M]):
   """Optimizes the parameters of a Module with an optax transformation.
 
   Example usage::
 
-    >>> from flax import nnx
     >>> import jax.numpy as jnp
     >>> import optax
+    >>> from flax import nnx
     ...
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -107,10 +75,7 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
   """
 
   def __init__(
-    self,
-    model: M,
-    tx: optax.GradientTransformation,
-    *,
+    self, model: M, tx: optax.GradientTransformation, *,
     wrt: filterlib.Filter | Missing = MISSING,
     graph: bool | None = None,
   ):
@@ -142,7 +107,7 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     params = graphlib.state(model, wrt, graph=graph)
     self.opt_state = pytreelib.data(
       to_opt_state(
-        tx.init(opt_state_lib.tag_params(params)),
+        tx.init(tag_params(params)),
         apart_from=graphlib.as_pure(params),
       )
     )
@@ -208,9 +173,9 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
 
     Example usage::
 
-      >>> from flax import nnx
       >>> import jax.numpy as jnp
       >>> import optax
+      >>> from flax import nnx
       ...
       >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
       >>> optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
@@ -277,15 +242,15 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     new_params = optax.apply_updates(snapshot.params, updates)
 
     _check_shapes(new_params, snapshot.params)
-    new_params = opt_state_lib.settle(
+    new_params = write_back.settle(
       new_params, snapshot.variables, declared_by='optimizer_sharding'
     )
-    new_state = opt_state_lib.settle(
+    new_state = write_back.settle(
       new_state, self.opt_state, declared_by='out_sharding'
     )
-    new_state = opt_state_lib.unshared(new_state, new_params, buffers=False)
-    opt_state_lib.write(self.opt_state, self.opt_state, new_state)
-    opt_state_lib.write(model, snapshot.variables, new_params)
+    new_state = write_back.unshared(new_state, new_params, buffers=False)
+    write_back.write(self.opt_state, self.opt_state, new_state)
+    write_back.write(model, snapshot.variables, new_params)
     self.step[...] += 1
     return updates
 
@@ -311,10 +276,7 @@ class ModelAndOptimizer(Optimizer[M]):
   """
 
   def __init__(
-    self,
-    model: M,
-    tx: optax.GradientTransformation,
-    *,
+    self, model: M, tx: optax.GradientTransformation, *,
     wrt: filterlib.Filter = Param,
   ):
     super().__init__(model, tx, wrt=wrt)

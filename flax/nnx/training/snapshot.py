@@ -19,9 +19,9 @@ import typing as tp
 
 import jax
 import optax
-from flax.nnx.pytreelib import Pytree
 
 from flax.nnx import filterlib, graphlib, statelib, variablelib
+from flax.nnx.pytreelib import Pytree
 
 M = tp.TypeVar('M')
 Path = tuple[tp.Any, ...]
@@ -47,6 +47,12 @@ def _detached(leaf: tp.Any) -> tp.Any:
     return value
   # Refs of a trial would be created inside optax's loops; plain values do.
   return leaf.copy(value, ref=False, hijax=False, _copy_ref=False)
+
+
+def _cast_like(x: tp.Any, param: tp.Any) -> tp.Any:
+  if isinstance(x, jax.Array) and isinstance(param, jax.Array):
+    return x.astype(param.dtype)
+  return x
 
 
 def path_str(path: Path) -> str:
@@ -179,6 +185,9 @@ class Snapshot(tp.Generic[M]):
   def fill(self, tree: tp.Any) -> tp.Any | None:
     """``tree`` with the current parameters in place of ``MaskedNode`` leaves.
 
+    Leaves get the dtypes of the parameters: optax promotes candidates where
+    parameters of several dtypes meet one learning rate.
+
     Returns:
       The filled tree, or ``None`` if ``tree`` is not shaped like ``params``.
     """
@@ -194,7 +203,7 @@ class Snapshot(tp.Generic[M]):
         return None
     if jax.tree.structure(tree) != jax.tree.structure(self.params):
       return None
-    return tree
+    return jax.tree.map(_cast_like, tree, self.params)
 
   def purify(self, result: tp.Any) -> tp.Any:
     """What a callback returned, as optax wants it: arrays only.
