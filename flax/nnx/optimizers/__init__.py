@@ -18,6 +18,9 @@ called as ``update(model, grads, ...)``, split, merged and checkpointed alike.
 
 * ``BacktrackingLinesearch``: any descent direction, with a learning rate that
   is shortened until the loss decreases enough (Armijo).
+* ``ZoomLinesearch``: any descent direction, with a learning rate at which the
+  slope has flattened as well (strong Wolfe conditions).
+* ``LBFGS``: the quasi-Newton direction, with a zoom line search.
 * ``LinesearchInfo``: what the last line search found.
 
 The mathematics is optax's; the types here bring it to Modules.
@@ -25,3 +28,5 @@ The mathematics is optax's; the types here bring it to Modules.
 
 from ._search import LinesearchInfo as LinesearchInfo
 from .backtracking import BacktrackingLinesearch as BacktrackingLinesearch
+from .lbfgs import LBFGS as LBFGS
+from .zoom import ZoomLinesearch as ZoomLinesearch

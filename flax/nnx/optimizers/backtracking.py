@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from flax.nnx import filterlib, graphlib
+from flax.nnx import filterlib
 from flax.nnx.optimizers import _search
-from flax.nnx.training.optimizer import Optimizer
 from flax.typing import MISSING, Missing
 
 M = tp.TypeVar('M')
 
 
 @tp.final
-class BacktrackingLinesearch(Optimizer[M]):
+class BacktrackingLinesearch(_search.LinesearchOptimizer[M]):
   r"""Steps along a descent direction as far as the loss decreases enough.
 
   With parameters :math:`w`, loss :math:`f` and the direction :math:`u` that
@@ -126,16 +123,10 @@ class BacktrackingLinesearch(Optimizer[M]):
       ValueError: ``wrt`` selects nothing, ``tx`` contains a line search, or a
         factor is out of range.
     """
-    for name, number, legal in (
-      ('max_backtracking_steps', max_backtracking_steps, (0, jnp.inf)),
-      ('decrease_factor', decrease_factor, (0.0, 1.0)),
-      ('increase_factor', increase_factor, (0.0, jnp.inf)),
-      ('max_learning_rate', max_learning_rate, (0.0, jnp.inf)),
-    ):
-      _check_range(name, number, *legal)
-    if not isinstance(wrt, Missing):
-      params = graphlib.as_pure(graphlib.state(model, wrt, graph=graph))
-      _search.check_direction(type(self).__name__, tx, params, wrt)
+    _search.check_range('max_backtracking_steps', max_backtracking_steps, 0)
+    _search.check_range('decrease_factor', decrease_factor, 0.0, 1.0)
+    _search.check_range('increase_factor', increase_factor, 0.0)
+    _search.check_range('max_learning_rate', max_learning_rate, 0.0)
     linesearch = optax.scale_by_backtracking_linesearch(
       max_backtracking_steps=max_backtracking_steps,
       slope_rtol=slope_rtol,
@@ -147,59 +138,13 @@ class BacktrackingLinesearch(Optimizer[M]):
       store_grad=store_grad,
       verbose=verbose,
     )
-    tx = _search.recovering(
+    self._start(
+      model,
       tx,
       linesearch,
-      is_failure=lambda state: ~(state.info.decrease_error <= atol),
+      wrt=wrt,
+      graph=graph,
+      is_failure=lambda state, *_: ~(state.info.decrease_error <= atol),
       # A search starts at ``increase_factor`` times what is stored.
       restart_learning_rate=max_learning_rate / min(increase_factor, 1.0),
     )
-    super().__init__(model, tx, wrt=wrt, graph=graph)
-
-  def update(
-    self,
-    model: M,
-    grads: tp.Any = MISSING,
-    /,
-    *,
-    value: jax.typing.ArrayLike | Missing = MISSING,
-    value_fn: tp.Callable[..., jax.typing.ArrayLike] | Missing = MISSING,
-    **kwargs,
-  ) -> optax.Updates:
-    """Searches along the direction and updates ``model`` in place.
-
-    Args:
-      model: the model whose parameters are updated.
-      grads: gradient of the loss at the current parameters.
-      value: loss at the current parameters, a floating-point scalar. Required.
-      value_fn: the loss as a function of the model; it may take more
-        arguments, given by keyword. It returns a scalar and may change the
-        model it gets, which is not ``model``. Required.
-      **kwargs: arguments of ``value_fn``, and extra arguments of ``tx``.
-
-    Returns:
-      The updates that were added to the parameters, zero if the search failed.
-
-    Raises:
-      TypeError: ``grads``, ``value`` or ``value_fn`` is not given, or a loss is
-        not a real number.
-      ValueError: ``grads`` lacks some parameter, or a loss is not a scalar.
-    """
-    given = {'value': value, 'value_fn': value_fn, **kwargs}
-    given = {k: v for k, v in given.items() if not isinstance(v, Missing)}
-    return super().update(model, grads, **given)
-
-  @property
-  def linesearch_info(self) -> _search.LinesearchInfo:
-    """What the last search found, a :class:`LinesearchInfo` of scalars."""
-    return _search.linesearch_info(graphlib.as_pure(self.opt_state))
-
-
-def _check_range(name: str, number: tp.Any, low: float, high: float) -> None:
-  is_count = isinstance(low, int)
-  ok = low <= number if is_count else low < number
-  ok = ok and (number < high or high == jnp.inf)
-  if not ok:
-    bounds = f'at least {low}' if is_count else f'greater than {low}'
-    bounds += '' if high == jnp.inf else f' and less than {high}'
-    raise ValueError(f'`{name}` must be {bounds}, got {number!r}.')

@@ -30,16 +30,14 @@ from flax.nnx import graphlib
 from flax.nnx.training.params_function import is_callback, params_function
 from flax.nnx.training.snapshot import Snapshot
 
-# ``tx.update(updates, state, params)`` come first, whatever their names.
-_NUM_REQUIRED = 3
-_LINESEARCH_STATES = (
+LINESEARCH_STATES = (
   optax.ScaleByBacktrackingLinesearchState,
   optax.ScaleByZoomLinesearchState,
 )
 
 
-class _Accepted(tp.NamedTuple):
-  """Extra arguments that ``tx.update`` names, and whether it takes others."""
+class Accepted(tp.NamedTuple):
+  """Keyword arguments that a function names, and whether it takes others."""
 
   names: frozenset[str]
   others: bool
@@ -49,22 +47,42 @@ class _Accepted(tp.NamedTuple):
     return name in self.names or (self.others and name not in self.reserved)
 
 
-def _accepted(tx: optax.GradientTransformation) -> _Accepted:
+def accepted(
+  function: tp.Callable[..., tp.Any],
+  *,
+  num_positional: int,
+  without_signature: bool = False,
+) -> Accepted:
+  """Which keyword arguments ``function`` takes.
+
+  Args:
+    function: any callable.
+    num_positional: how many arguments it gets by position.
+    without_signature: whether a callable that has no signature takes any.
+  """
   try:
-    parameters = list(inspect.signature(tx.update).parameters.values())
+    parameters = list(inspect.signature(function).parameters.values())
   except (TypeError, ValueError):  # a callable without a signature
-    others = isinstance(tx, optax.GradientTransformationExtraArgs)
-    return _Accepted(frozenset(), others)
+    return Accepted(frozenset(), without_signature)
   first = [
-    p for p in parameters[:_NUM_REQUIRED] if p.kind is p.POSITIONAL_OR_KEYWORD
+    p for p in parameters[:num_positional] if p.kind is p.POSITIONAL_OR_KEYWORD
   ]
   named = [
     p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
   ]
-  return _Accepted(
+  return Accepted(
     names=frozenset(p.name for p in named if p not in first),
     others=any(p.kind is p.VAR_KEYWORD for p in parameters),
     reserved=frozenset(p.name for p in first),
+  )
+
+
+def accepted_by(tx: optax.GradientTransformation) -> Accepted:
+  """Which extra arguments ``tx.update(updates, state, params)`` takes."""
+  return accepted(
+    tx.update,
+    num_positional=3,
+    without_signature=isinstance(tx, optax.GradientTransformationExtraArgs),
   )
 
 
@@ -92,8 +110,8 @@ def accepted_names(tx: optax.GradientTransformation) -> frozenset[str] | None:
     A set of names, empty if ``tx`` takes no extra arguments, or ``None`` if it
     takes any.
   """
-  accepted = _accepted(tx)
-  return None if accepted.others else accepted.names
+  takes = accepted_by(tx)
+  return None if takes.others else takes.names
 
 
 def to_params_args(
@@ -123,11 +141,11 @@ def to_params_args(
   Raises:
     ValueError: ``kwargs['grad']`` lacks some parameter.
   """
-  accepted = _accepted(tx)
-  kwargs = {name: v for name, v in kwargs.items() if name in accepted}
+  takes = accepted_by(tx)
+  kwargs = {name: v for name, v in kwargs.items() if name in takes}
   # Nothing else in optax reads ``grad``, and some transformations raise on it.
-  needs_grad = 'grad' in accepted.names or kwargs.get('value_fn') is not None
-  if needs_grad and 'grad' in accepted and kwargs.get('grad') is None:
+  needs_grad = 'grad' in takes.names or kwargs.get('value_fn') is not None
+  if needs_grad and 'grad' in takes and kwargs.get('grad') is None:
     kwargs['grad'] = grads
   if not kwargs:
     return kwargs
@@ -143,10 +161,19 @@ def to_params_args(
   return {name: convert(name, value) for name, value in kwargs.items()}
 
 
-def has_linesearch(opt_state: tp.Any) -> bool:
-  """Whether an optax state holds the state of an optax line search."""
-  is_search = lambda x: isinstance(x, _LINESEARCH_STATES)
-  return any(map(is_search, jax.tree.leaves(opt_state, is_leaf=is_search)))
+def find_states(tree: tp.Any, kinds: tp.Any) -> list[tp.Any]:
+  """All subtrees of the given type or types, outermost first."""
+  is_kind = lambda x: isinstance(x, kinds)
+  return [x for x in jax.tree.leaves(tree, is_leaf=is_kind) if is_kind(x)]
+
+
+def linesearch_states(opt_state: tp.Any) -> list[tp.Any]:
+  """The states of all line searches of optax within an optax state.
+
+  They are told by their type, since parameters may have the names ``value``
+  and ``grad`` too.
+  """
+  return find_states(opt_state, LINESEARCH_STATES)
 
 
 def check_linesearch_args(extra_args: dict[str, tp.Any]) -> None:

@@ -28,6 +28,7 @@ from flax.nnx.training.opt_state import OptVariable as OptVariable
 from flax.nnx.training.opt_state import tag_params
 from flax.nnx.training.opt_state import to_opt_state as to_opt_state
 from flax.nnx.training.snapshot import Snapshot, path_str
+from flax.nnx.training.steps import TrainSteps
 from flax.nnx.variablelib import Param
 from flax.typing import MISSING, Missing
 
@@ -39,7 +40,7 @@ _MOVED = (
 )
 
 
-class Optimizer(pytreelib.Pytree, tp.Generic[M]):
+class Optimizer(TrainSteps[M], pytreelib.Pytree):
   """Optimizes the parameters of a Module with an optax transformation.
 
   Example usage::
@@ -233,7 +234,7 @@ class Optimizer(pytreelib.Pytree, tp.Generic[M]):
     grads = snapshot.align(grads, 'grads')
     old_state = graphlib.as_pure(self.opt_state)
     extra_args = self.extra_args(model, grads, kwargs)
-    if extra_args_lib.has_linesearch(old_state):
+    if extra_args_lib.linesearch_states(old_state):
       extra_args_lib.check_linesearch_args(extra_args)
 
     updates, new_state = self.tx.update(
@@ -285,3 +286,6 @@ class ModelAndOptimizer(Optimizer[M]):
   def update(self, grads: tp.Any, /, **kwargs) -> optax.Updates:  # type: ignore
     """Like :meth:`Optimizer.update`, for the model held by this object."""
     return super().update(self.model, grads, **kwargs)
+
+  def _update_model(self, model, grads, extra_args):
+    self.update(grads, **extra_args)

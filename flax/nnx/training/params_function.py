@@ -69,7 +69,7 @@ def _wants_state(fn: tp.Callable[..., tp.Any]) -> bool:
   )
 
 
-def _check_scalar(result: tp.Any, name: str) -> tp.Any:
+def check_scalar(result: tp.Any, name: str) -> tp.Any:
   where = f'`{name}` must return the loss, one real number (a scalar), but it'
   if isinstance(result, (tuple, list)):
     raise TypeError(
@@ -170,6 +170,6 @@ def params_function(
           result,
           is_leaf=is_masked,
         )
-    return _check_scalar(result, name) if name in SCALAR_CALLBACKS else result
+    return check_scalar(result, name) if name in SCALAR_CALLBACKS else result
 
   return of_params

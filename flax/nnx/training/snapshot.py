@@ -102,12 +102,13 @@ class Snapshot(tp.Generic[M]):
     return jax.tree.map(_detached, self.variables, is_leaf=_is_variable)
 
   @functools.cached_property
-  def _rest(self):
+  def rest(self) -> tp.Any:
+    """State of detached copies of all other Variables, as ``freeze`` read."""
     return jax.tree.map(_detached, self._live_rest, is_leaf=_is_variable)
 
   def freeze(self) -> Snapshot[M]:
     """Reads the whole model now, so that later changes do not show."""
-    _ = self._prototypes, self._rest
+    _ = self._prototypes, self.rest
     return self
 
   def merge(self, params: tp.Any) -> M:
@@ -129,7 +130,7 @@ class Snapshot(tp.Generic[M]):
       for p, v in zip(prototypes, values)
     ]
     return graphlib.merge(
-      self._graphdef, treedef.unflatten(trial), self._rest, copy=True
+      self._graphdef, treedef.unflatten(trial), self.rest, copy=True
     )
 
   def find(self, tree: tp.Any) -> tuple[tp.Any, list[Path]]:
