@@ -1,0 +1,22 @@
+# Copyright 2026 The Flax Authors.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What the build hook and ``tools/fork.py`` have in common.
+
+* ``config``: reads ``tools/fork.toml``.
+* ``download``: gets releases of Flax from the package index.
+* ``overlay``: lays our files and insertions over a release.
+* ``upstream_tests``: runs upstream's tests against the installed fork.
+* ``pull_request``: writes the patch into a google/flax checkout.
+* ``check``: tells whether the patch fits another release.
+"""
