@@ -96,11 +96,21 @@ def unpacked(config: Config, base: Base, kind: str) -> pathlib.Path:
   name = 'upstream' if kind == 'sdist' else 'wheel'
   folder = config.root / 'build' / name / f'flax-{base.version}'
   done = folder / '.complete'
-  if done.exists() and done.read_text() == sha256(path):
+  if done.exists():
     return folder
-  shutil.rmtree(folder, ignore_errors=True)
-  unpack(path, folder)
-  done.write_text(sha256(path))
+  # Several processes may get here at once; the first to finish wins.
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+    fresh = pathlib.Path(temporary) / 'fresh'
+    unpack(path, fresh)
+    (fresh / '.complete').write_text(sha256(path))
+    if folder.exists() and not done.exists():
+      shutil.rmtree(folder, ignore_errors=True)
+    try:
+      fresh.rename(folder)
+    except OSError:
+      if not done.exists():
+        raise
   return folder
 
 
