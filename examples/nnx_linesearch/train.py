@@ -172,14 +172,21 @@ def plot(curves, name, path):
   pyplot.close(figure)
 
 
+def positive(text: str) -> int:
+  number = int(text)
+  if number < 1:
+    raise argparse.ArgumentTypeError(f'must be at least 1, got {number}')
+  return number
+
+
 def main(argv=None):
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument(
     '--optimizer', choices=tuple(DEFAULTS), default='backtracking'
   )
-  parser.add_argument('--epochs', type=int, help='default: 30')
+  parser.add_argument('--epochs', type=positive, help='default: 30')
   parser.add_argument(
-    '--batch-size', type=int, help='default: 128, lbfgs all images'
+    '--batch-size', type=positive, help='default: 128, lbfgs all images'
   )
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument(
