@@ -21,11 +21,14 @@ called as ``update(model, grads, ...)``, split, merged and checkpointed alike.
 * ``ZoomLinesearch``: any descent direction, with a learning rate at which the
   slope has flattened as well (strong Wolfe conditions).
 * ``LBFGS``: the quasi-Newton direction, with a zoom line search.
+* ``minimize``: a whole fit in one call, with any optimizer.
 * ``LinesearchInfo``: what the last line search found.
 
 The mathematics is optax's; the types here bring it to Modules.
 """
 
+from ._minimize import MinimizeResult as MinimizeResult
+from ._minimize import minimize as minimize
 from ._search import LinesearchInfo as LinesearchInfo
 from .backtracking import BacktrackingLinesearch as BacktrackingLinesearch
 from .lbfgs import LBFGS as LBFGS

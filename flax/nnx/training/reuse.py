@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flax.nnx import graphlib
 from flax.nnx.training import evaluation
-from flax.nnx.training.extra_args import linesearch_states
+from flax.nnx.training.extra_args import LINESEARCH_STATES, linesearch_states
 from flax.nnx.training.snapshot import Snapshot
 
 _NEEDS = 'from_state needs the value and gradient that one line search stores'
@@ -79,6 +80,48 @@ def _stored(opt_state: tp.Any, snapshot: Snapshot[tp.Any]) -> tp.Any:
   return search
 
 
+def _ends_with_linesearch(opt_state: tp.Any) -> bool:
+  """Whether a line search has the last word on the update."""
+  if isinstance(opt_state, LINESEARCH_STATES):
+    return True
+  for name in ('inner_state', 'inner_opt_state'):
+    if hasattr(opt_state, name):
+      return _ends_with_linesearch(getattr(opt_state, name))
+  # States of a chain; a transformation after the search would change where
+  # the parameters end up.
+  return (
+    type(opt_state) is tuple
+    and len(opt_state) > 0
+    and _ends_with_linesearch(opt_state[-1])
+  )
+
+
+def is_possible(
+  optimizer: tp.Any, snapshot: Snapshot[tp.Any], value: jax.Array
+) -> bool:
+  """Whether steps on the same data may reuse what the line search stores.
+
+  Args:
+    optimizer: the optimizer.
+    snapshot: the model.
+    value: a loss, for its dtype.
+  """
+  opt_state = graphlib.as_pure(optimizer.opt_state)
+  if not type(optimizer).update.__module__.startswith('flax.'):
+    return False  # who knows where its update ends up
+  if not _ends_with_linesearch(opt_state):
+    return False
+  try:
+    search = _stored(opt_state, snapshot)
+  except ValueError:
+    return False
+  return _bits(search.value) >= _bits(value)
+
+
+def _bits(x: jax.Array) -> int:
+  return jnp.finfo(x.dtype).bits
+
+
 def evaluate_or_reuse(
   loss: evaluation.Loss[tp.Any],
   snapshot: Snapshot[tp.Any],
@@ -118,7 +161,7 @@ def evaluate_or_reuse(
 
   value_type, grads_type = jax.eval_shape(compute)
   evaluation.check_unchanged(passes[0])
-  if jnp.finfo(search.value.dtype).bits < jnp.finfo(value_type.dtype).bits:
+  if _bits(search.value) < _bits(value_type):
     raise ValueError(
       f'from_state would round the loss from {value_type.dtype} to '
       f'{search.value.dtype}, the dtype in which this line search stores it '

@@ -21,7 +21,7 @@ import jax
 import optax.contrib
 
 from flax.nnx import graphlib
-from flax.nnx.training import evaluation, extra_args, reuse
+from flax.nnx.training import eager, evaluation, extra_args, reuse
 from flax.nnx.training.snapshot import Snapshot
 
 M = tp.TypeVar('M')
@@ -67,6 +67,28 @@ def _loss_args(optimizer, loss, snapshot, result) -> dict[str, tp.Any]:
     for name, value in given.items()
     if name in wanted and name in tx and name in update
   }
+
+
+def apply_evaluation(optimizer, model, loss, snapshot, result) -> None:
+  """Updates ``model`` with what the loss was found to be there."""
+  optimizer._update_model(
+    model,
+    evaluation.with_variables(result.grads, snapshot),
+    _loss_args(optimizer, loss, snapshot, result),
+  )
+  # Only now, so that the trials of a search start from what the forward pass
+  # started from.
+  _write(model, loss, result)
+
+
+def _train_step(
+  loss_fn, optimizer, model, args, kwargs, has_aux, from_state
+):
+  loss, snapshot, result = _evaluate(
+    optimizer, loss_fn, model, args, kwargs, has_aux, from_state
+  )
+  apply_evaluation(optimizer, model, loss, snapshot, result)
+  return (result.value, result.aux) if has_aux else result.value
 
 
 class TrainSteps(tp.Generic[M]):
@@ -185,22 +207,22 @@ class TrainSteps(tp.Generic[M]):
         model's other Variables.
     """
 
+    step = self._eager_step(_train_step, loss_fn)
+
     @functools.wraps(loss_fn)
     def train_step(model, *args, **kwargs):
-      loss, snapshot, result = _evaluate(
-        self, loss_fn, model, args, kwargs, has_aux, from_state
-      )
-      self._update_model(
-        model,
-        evaluation.with_variables(result.grads, snapshot),
-        _loss_args(self, loss, snapshot, result),
-      )
-      # Only now, so that the trials of a search start from what the forward
-      # pass started from.
-      _write(model, loss, result)
-      return (result.value, result.aux) if has_aux else result.value
+      return step(self, model, args, kwargs, has_aux, from_state)
 
     return train_step
+
+  def _eager_step(self, body, loss_fn):
+    """``body`` with ``loss_fn``, to be compiled where the loss can be."""
+    if not type(self).update.__module__.startswith('flax.'):
+      # A user's `update` may do more than update arrays.
+      return functools.partial(body, loss_fn)
+    return eager.Step(
+      body, loss_fn, methods=(type(self).extra_args,), graph=self.graph
+    )
 
   def _update_model(
     self, model: M, grads: tp.Any, extra_args: dict[str, tp.Any]
