@@ -91,6 +91,8 @@ def _key(x: tp.Any, seen: dict[int, int]) -> tp.Hashable:
     return type(x), x
   if isinstance(x, jax.Array) and not variablelib.is_array_ref(x):
     return Same(x)
+  if type(x) is object:  # a sentinel
+    return Same(x)
   if isinstance(x, np.ndarray):
     return _ndarray_key(x)
   if callable(x) and not is_stateful(x):
@@ -119,7 +121,7 @@ def _pytree_key(x: tp.Any, seen: dict[int, int]) -> tp.Hashable:
     hash(treedef)
   except Exception as error:
     raise NotConstant(f'{type(x).__name__} is no pytree') from error
-  if jax.tree_util.treedef_is_leaf(treedef):
+  if children and children[0] is x:
     raise NotConstant(f'{type(x).__name__} may change')
   return treedef, tuple(_key(child, seen) for child in children)
 

@@ -230,7 +230,7 @@ class Step:
         constants = tuple(x for x in leaves if isinstance(x, _Constant))
         variant = (function, constants)
         jitted = self._jitted(variant)
-      except (_NotCompiled, NotConstant, TypeError):  # no hash
+      except (_NotCompiled, NotConstant, TypeError, RecursionError):
         jitted = None
       if jitted is not None:
         try:
