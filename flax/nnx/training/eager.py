@@ -218,6 +218,7 @@ class Step:
     self._methods = methods
     self._graph = graph
     self._frozen = frozen
+    self._frozen_key: tp.Hashable = None
     self._cache: tp.Any = _COMPILED
 
   def __call__(self, *args: tp.Any) -> tp.Any:
@@ -244,14 +245,18 @@ class Step:
     return result
 
   def _key(self) -> tp.Hashable:
+    if self._frozen and self._frozen_key is not None:
+      return self._frozen_key
     try:
-      return self._body, key_of((self._fn, *self._methods))
+      key = self._body, key_of((self._fn, *self._methods))
     except NotConstant:
       if not self._frozen:
         raise
-      if self._cache is _COMPILED:
-        self._cache = collections.OrderedDict()
-      return self._body, None
+      # Meant for this object alone, so that it may not be found by another.
+      self._cache = collections.OrderedDict()
+      key = self._body, None
+    self._frozen_key = key
+    return key
 
   def _jitted(self, variant: tp.Hashable) -> tp.Any:
     """The compiled function for a variant, or a new one to be compiled."""
