@@ -18,13 +18,18 @@ import functools
 import typing as tp
 
 import jax
+import numpy as np
 import optax.contrib
+from jax.typing import ArrayLike
 
-from flax.nnx import graphlib
+from flax.nnx import graphlib, statelib
 from flax.nnx.training import eager, evaluation, extra_args, reuse
 from flax.nnx.training.snapshot import Snapshot
 
+A = tp.TypeVar('A')
 M = tp.TypeVar('M')
+P = tp.ParamSpec('P')
+FromState = bool | np.bool_ | jax.Array
 
 
 def _evaluate(optimizer, loss_fn, model, args, kwargs, has_aux, from_state):
@@ -62,10 +67,12 @@ def _loss_args(optimizer, loss, snapshot, result) -> dict[str, tp.Any]:
     # Line searches raise on arguments that they do not know.
     if not extra_args.linesearch_states(optimizer.opt_state):
       wanted.add('obj_fn')
+  # An `extra_args` of the user's own makes of them what `tx` takes.
+  own = not type(optimizer).extra_args.__module__.startswith('flax.')
   return {
     name: value
     for name, value in given.items()
-    if name in wanted and name in tx and name in update
+    if name in wanted and (own or name in tx) and name in update
   }
 
 
@@ -94,12 +101,34 @@ def _train_step(
 class TrainSteps(tp.Generic[M]):
   """The methods of :class:`nnx.Optimizer` that evaluate the loss themselves."""
 
+  @tp.overload
+  def value_and_grad(
+    self,
+    loss_fn: tp.Callable[tp.Concatenate[M, P], ArrayLike],
+    *,
+    has_aux: tp.Literal[False] = False,
+    from_state: FromState = False,
+  ) -> tp.Callable[
+    tp.Concatenate[M, P], tuple[jax.Array, statelib.State]
+  ]: ...
+
+  @tp.overload
+  def value_and_grad(
+    self,
+    loss_fn: tp.Callable[tp.Concatenate[M, P], tuple[ArrayLike, A]],
+    *,
+    has_aux: tp.Literal[True],
+    from_state: FromState = False,
+  ) -> tp.Callable[
+    tp.Concatenate[M, P], tuple[tuple[jax.Array, A], statelib.State]
+  ]: ...
+
   def value_and_grad(
     self,
     loss_fn: tp.Callable[..., tp.Any],
     *,
     has_aux: bool = False,
-    from_state: bool | jax.Array = False,
+    from_state: FromState = False,
   ) -> tp.Callable[..., tp.Any]:
     """Loss and gradient with respect to the parameters of this optimizer.
 
@@ -151,12 +180,30 @@ class TrainSteps(tp.Generic[M]):
 
     return evaluate
 
+  @tp.overload
+  def value_and_update(
+    self,
+    loss_fn: tp.Callable[tp.Concatenate[M, P], ArrayLike],
+    *,
+    has_aux: tp.Literal[False] = False,
+    from_state: FromState = False,
+  ) -> tp.Callable[tp.Concatenate[M, P], jax.Array]: ...
+
+  @tp.overload
+  def value_and_update(
+    self,
+    loss_fn: tp.Callable[tp.Concatenate[M, P], tuple[ArrayLike, A]],
+    *,
+    has_aux: tp.Literal[True],
+    from_state: FromState = False,
+  ) -> tp.Callable[tp.Concatenate[M, P], tuple[jax.Array, A]]: ...
+
   def value_and_update(
     self,
     loss_fn: tp.Callable[..., tp.Any],
     *,
     has_aux: bool = False,
-    from_state: bool | jax.Array = False,
+    from_state: FromState = False,
   ) -> tp.Callable[..., tp.Any]:
     """The whole train step, for every optax optimizer.
 
@@ -183,6 +230,13 @@ class TrainSteps(tp.Generic[M]):
     statistics. The model keeps what one forward pass changed in it, and the
     next step goes on from there. The same holds for Modules among the other
     arguments, such as an :class:`nnx.Rngs`.
+
+    Called outside of ``jit`` the step is compiled once for the same code, what
+    it captures, and the shapes of the arguments; arguments that are no arrays
+    keep their Python values. A loss that captures what may change in place (a
+    Module, an object), or cannot be compiled, runs uncompiled, which for a line
+    search takes about a second per step: pass Modules as arguments. Python
+    effects, such as ``print``, happen only where the step is compiled.
 
     Args:
       loss_fn: function of a model and other arguments. Returns the loss, a
