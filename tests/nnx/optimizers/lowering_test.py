@@ -36,20 +36,57 @@ class Net(nnx.Module):
     return self.dropout(self.norm(self.linear(x)))
 
 
+def loss_fn(model, x):
+  return (model(x) ** 2).mean()
+
+
+def update(model, optimizer, x):
+  loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+  optimizer.update(model, grads, value=loss, value_fn=loss_fn, x=x)
+  return loss
+
+
+def value_and_update(model, optimizer, x):
+  return optimizer.value_and_update(loss_fn)(model, x)
+
+
+def from_state(model, optimizer, x):
+  model.eval()
+  return optimizer.value_and_update(loss_fn, from_state=x[0, 0] > 0)(model, x)
+
+
+def minimize(model, optimizer, x):
+  return nnx.optimizers.minimize(
+    loss_fn, model, optimizer, x, max_steps=3
+  ).value
+
+
+MAKE = {
+  'adam': lambda m: nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param),
+  'optax_lbfgs': lambda m: nnx.Optimizer(m, optax.lbfgs(), wrt=nnx.Param),
+  'backtracking': lambda m: nnx.optimizers.BacktrackingLinesearch(
+    m, wrt=nnx.Param, store_grad=True
+  ),
+  'zoom': lambda m: nnx.optimizers.ZoomLinesearch(m, wrt=nnx.Param),
+  'lbfgs': lambda m: nnx.optimizers.LBFGS(m, wrt=nnx.Param),
+}
+
+
 class TestLowering(parameterized.TestCase):
-  @parameterized.named_parameters(
-    ('lbfgs', lambda m: nnx.Optimizer(m, optax.lbfgs(), wrt=nnx.Param)),
-    ('adam', lambda m: nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param)),
-    (
-      'backtracking',
-      lambda m: nnx.optimizers.BacktrackingLinesearch(
-        m, wrt=nnx.Param, store_grad=True
-      ),
-    ),
+  @parameterized.product(
+    name=tuple(name for name in MAKE if name != 'adam'),
+    step=(update, value_and_update, from_state, minimize),
   )
-  def test_train_step(self, make_optimizer):
+  def test_line_searches(self, name, step):
+    self.check(name, step)
+
+  @parameterized.parameters(update, value_and_update, minimize)
+  def test_adam(self, step):
+    self.check('adam', step)
+
+  def check(self, name, step):
     model = Net(nnx.Rngs(0))
-    graphdef, state = nnx.split((model, make_optimizer(model)))
+    graphdef, state = nnx.split((model, MAKE[name](model)))
     # Exported functions take no typed keys.
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     leaves, treedef = jax.tree.flatten(state)
@@ -63,10 +100,7 @@ class TestLowering(parameterized.TestCase):
         for key, leaf in zip(keys, leaves)
       ]
       model, optimizer = nnx.merge(graphdef, treedef.unflatten(leaves))
-      loss_fn = lambda model: (model(x) ** 2).mean()
-      loss, grads = nnx.value_and_grad(loss_fn)(model)
-      optimizer.update(model, grads, value=loss, value_fn=loss_fn)
-      return loss
+      return step(model, optimizer, x)
 
     export = jax.export.export(train_step, platforms=PLATFORMS)
     exported = export(leaves, jnp.ones((8, 3)))
