@@ -46,7 +46,7 @@ if $pytests; then
   echo "--- our tests"
   XLA_FLAGS=--xla_force_host_platform_device_count=8 \
     JAX_NUMPY_RANK_PROMOTION=raise \
-    python -m pytest -q -n auto tests examples
+    python -m pytest -q -n auto tests examples benchmarks
 fi
 if $upstream; then
   echo "--- upstream's tests"
