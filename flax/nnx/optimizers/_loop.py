@@ -132,12 +132,13 @@ def check_kind(name: str, old: tp.Any, new: tp.Any) -> None:
 
 
 def run(
-  loss_fn, optimizer, model, args, kwargs, has_aux, max_steps, gtol
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+  loss_fn, optimizer, model, args, kwargs, has_aux, max_steps, gtol, failures
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """Makes steps until one has to stop.
 
   Returns:
-    Loss and norm of its gradient at the final parameters, number of steps.
+    Loss and norm of its gradient at the final parameters, number of steps, and
+    of line searches that failed since one did not.
   """
   nodes = _Nodes(optimizer, model, args, kwargs)
   params = graphlib.state(model, optimizer.wrt, graph=nodes.graph)
@@ -170,7 +171,7 @@ def run(
     optimizer, Snapshot(model, optimizer.wrt, graph=nodes.graph), first.value
   )
   if reusing:
-    first = first._replace(rest={}, arguments={})
+    first = first._replace(params={}, rest={}, arguments={})
   has_info = isinstance(optimizer, LinesearchOptimizer)
 
   def step(carry):
@@ -198,7 +199,8 @@ def run(
 
   zero = jnp.zeros((), jnp.int32)
   last = jax.lax.while_loop(
-    goes_on, step, _Carry(nodes.values, first, zero, zero)
+    goes_on, step, _Carry(nodes.values, first, zero, jnp.asarray(failures))
   )
   nodes.write(last.values)
-  return last.pending.value, optax.tree.norm(last.pending.grads), last.num_steps
+  grad_norm = optax.tree.norm(last.pending.grads)
+  return last.pending.value, grad_norm, last.num_steps, last.failures

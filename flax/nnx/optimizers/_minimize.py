@@ -121,6 +121,12 @@ def minimize(
       of the model, or ``progress`` is set within a transformation.
     TypeError: ``max_steps`` is not an integer, or the loss not a real number.
   """
+  if not isinstance(optimizer, Optimizer):
+    raise TypeError(
+      'minimize(loss_fn, model, optimizer, ...) needs an nnx.Optimizer in '
+      f'third place, got {type(optimizer).__name__}. Make one of an optax '
+      'transformation: nnx.Optimizer(model, tx, wrt=nnx.Param).'
+    )
   max_steps, gtol = _check(max_steps, gtol)
   if progress and not eager.is_eager():
     raise ValueError(
@@ -128,23 +134,18 @@ def minimize(
       'so it cannot be used within jit, vmap or another transformation. Use '
       'progress=False there.'
     )
-  step = eager.Step(
-    _loop.run,
-    loss_fn,
-    methods=(type(optimizer).extra_args, type(optimizer).update),
-    graph=optimizer.graph,
-    frozen=True,
-  )
+  step = eager.Step(_loop.run, loss_fn, graph=optimizer.graph, frozen=True)
 
-  def advance(num_steps) -> MinimizeResult:
-    limit = np.int32(num_steps)
-    value, grad_norm, steps = step(
-      optimizer, model, args, kwargs, has_aux, limit, gtol
-    )
-    return MinimizeResult(value, grad_norm, steps, grad_norm <= gtol)
+  def advance(num_steps, failures=0) -> tuple[MinimizeResult, jax.Array]:
+    value, grad_norm, steps, failures = step(
+      optimizer, model, args, kwargs, has_aux, np.int32(num_steps), gtol,
+      np.asarray(failures, np.int32),
+    )  # fmt: skip
+    result = MinimizeResult(value, grad_norm, steps, grad_norm <= gtol)
+    return result, failures
 
   if not progress:
-    return advance(max_steps)
+    return advance(max_steps)[0]
   return _in_chunks(advance, max_steps)
 
 
@@ -157,6 +158,8 @@ def _check(max_steps: tp.Any, gtol: tp.Any) -> tuple[int, tp.Any]:
     ) from None
   if max_steps < 0:
     raise ValueError(f'`max_steps` must be at least 0, got {max_steps}.')
+  if jnp.shape(gtol) != ():
+    raise ValueError(f'`gtol` must be a scalar, got shape {jnp.shape(gtol)}.')
   if not isinstance(gtol, jax.Array):
     if not gtol >= 0:
       raise ValueError(f'`gtol` must be at least 0, got {gtol!r}.')
@@ -183,7 +186,7 @@ def _interrupts_deferred() -> tp.Iterator[None]:
 
 
 def _in_chunks(
-  advance: tp.Callable[[int], MinimizeResult], max_steps: int
+  advance: tp.Callable[..., tuple[MinimizeResult, jax.Array]], max_steps: int
 ) -> MinimizeResult:
   columns = (
     rich_progress.TextColumn('minimize'),
@@ -193,14 +196,14 @@ def _in_chunks(
     rich_progress.TextColumn('gradient norm {task.fields[grad_norm]}'),
     rich_progress.TimeElapsedColumn(),
   )
-  done, chunk = 0, 1
+  done, chunk, failures = 0, 1, 0
   with rich_progress.Progress(*columns) as bar:
     task = bar.add_task('', total=max_steps, value='-', grad_norm='-')
     while True:
       start = time.perf_counter()
       num_steps = min(chunk, max_steps - done)
       with _interrupts_deferred():
-        result = jax.block_until_ready(advance(num_steps))
+        result, failures = jax.block_until_ready(advance(num_steps, failures))
       seconds = time.perf_counter() - start
       done += int(result.num_steps)
       bar.update(

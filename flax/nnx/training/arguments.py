@@ -23,8 +23,8 @@ import typing as tp
 
 import jax
 
-from flax.nnx import graphlib, statelib
-from flax.nnx.training.snapshot import Snapshot, is_stateful
+from flax.nnx import graphlib, statelib, variablelib
+from flax.nnx.training.snapshot import Snapshot, is_stateful, path_str
 
 
 class Arguments:
@@ -43,42 +43,89 @@ class Arguments:
     *,
     graph: bool | None,
   ):
-    self._graph = graph
-    leaves, self._treedef = jax.tree.flatten(
+    self._leaves, self._treedef = jax.tree.flatten(
       (args, kwargs), is_leaf=is_stateful
     )
-    self._leaves = leaves
-    self._snapshots = {
-      i: Snapshot(leaf, False, graph=graph).freeze()
-      for i, leaf in enumerate(leaves)
-      if is_stateful(leaf)
-    }
+    self._places = [i for i, x in enumerate(self._leaves) if is_stateful(x)]
+    # Taken apart together, since they may share Variables.
+    self.nodes = tuple(self._leaves[i] for i in self._places)
+    self._snapshot = Snapshot(self.nodes, False, graph=graph).freeze()
 
-  def copies(self) -> list[tp.Any]:
-    """The leaves, with copies of those that hold state."""
+  def copies(self) -> tuple[tp.Any, tp.Any, tp.Any]:
+    """Copies of what holds state, and the arguments with them in place."""
+    snapshot = self._snapshot
+    nodes = snapshot.merge(snapshot.params) if self.nodes else ()
     leaves = list(self._leaves)
-    for i, snapshot in self._snapshots.items():
-      leaves[i] = snapshot.merge(snapshot.params)
-    return leaves
+    for place, node in zip(self._places, nodes):
+      leaves[place] = node
+    args, kwargs = self._treedef.unflatten(leaves)
+    return nodes, args, kwargs
 
-  def unflatten(self, leaves: list[tp.Any]) -> tuple[tp.Any, tp.Any]:
-    """Arguments and keyword arguments made of ``leaves``."""
-    return self._treedef.unflatten(leaves)
+  def changed_in(self, nodes: tp.Any) -> tp.Any:
+    """State of what copies hold after an evaluation, where it has changed."""
+    if not nodes:
+      return {}
+    after = Snapshot(nodes, False, graph=self._snapshot.graph).rest
+    state, paths = changes(self._snapshot.rest, after)
+    check_reachable(self.nodes, state, 'an argument of the loss')
+    return state if paths else {}
 
-  def states(self, leaves: list[tp.Any]) -> dict[int, tp.Any]:
-    """What copies hold after an evaluation; empty where nothing changed."""
-    states = {}
-    for i, snapshot in self._snapshots.items():
-      after = Snapshot(leaves[i], False, graph=self._graph).rest
-      state, changed = changes(snapshot.rest, after)
-      if changed:
-        states[i] = state
-    return states
+  def write(self, state: tp.Any) -> None:
+    """Writes what ``changed_in`` returned into the arguments themselves."""
+    if state:
+      graphlib.update(self.nodes, state)
 
-  def write(self, states: dict[int, tp.Any]) -> None:
-    """Writes what ``states`` returned into the arguments themselves."""
-    for i, state in states.items():
-      graphlib.update(self._leaves[i], state)
+  def check_apart_from(self, model: tp.Any) -> None:
+    """Checks that no Variable is in the model and in an argument.
+
+    Raises:
+      ValueError: one is. Each of the two would see a copy of its own.
+    """
+    if not self.nodes:
+      return
+    own = {id(x): path for path, x in _variables(model)}
+    for path, variable in _variables(self.nodes):
+      if id(variable) in own:
+        raise ValueError(
+          f'The model and an argument of the loss share a Variable, {path} in '
+          f'the argument and {own[id(variable)]} in the model. Take it from '
+          'the model in the loss function, or pass a copy (nnx.clone).'
+        )
+
+
+def _variables(node: tp.Any) -> list[tuple[str, tp.Any]]:
+  found = {}
+  for path, x in graphlib.iter_graph(node):
+    if isinstance(x, variablelib.Variable):
+      found[id(x)] = (path_str(path), x)
+  return list(found.values())
+
+
+def check_reachable(node: tp.Any, state: tp.Any, name: str) -> None:
+  """Checks that new Variables can be put where a forward pass put them.
+
+  Args:
+    node: the model or the arguments before the pass.
+    state: State of what the pass changed.
+    name: what to call ``node``.
+
+  Raises:
+    ValueError: one is in a Module that the pass created.
+  """
+  for path, _ in statelib.to_flat_state(state):
+    parent = node
+    for key in path[:-1]:
+      is_index = isinstance(parent, (tuple, list, dict))
+      try:
+        parent = parent[key] if is_index else getattr(parent, key, None)
+      except (KeyError, IndexError):
+        parent = None
+      if parent is None:
+        raise ValueError(
+          f'The loss creates {path_str(path)} of {name}, in a Module that was '
+          'not there before. Create Modules in __init__, or call the model '
+          'once before it is optimized.'
+        )
 
 
 def changes(before: tp.Any, after: tp.Any) -> tuple[tp.Any, list[tp.Any]]:

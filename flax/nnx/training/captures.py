@@ -11,40 +11,45 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What a function captures, as a key that tells whether it has changed.
+"""What a function means, as a key that tells whether it has changed.
 
 A compiled function keeps the values that it read while it was traced. It may
 stand in for the function itself only as long as those are the same: closure
-variables, defaults, and the globals that it and the user's functions called by
-it name. The code of installed packages, classes and modules counts as constant.
+variables, defaults, attributes, globals that it and the user's functions called
+by it name, and what Modules hold besides arrays. Installed packages count as
+constant.
 """
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import hashlib
+import sys
 import types
 import typing as tp
-import weakref
 
 import jax
 import numpy as np
 
 from flax.nnx import variablelib
+from flax.nnx.pytreelib import Pytree
+from flax.nnx.training.bytecode import reads_of
 from flax.nnx.training.snapshot import is_stateful
 
 _CONSTANTS = (
-  type(None), bool, int, float, complex, str, bytes, type, enum.Enum,
-  types.ModuleType, types.BuiltinFunctionType, np.dtype, np.ufunc, np.generic,
-  type(Ellipsis),
+  type(None), bool, int, str, bytes, type, enum.Enum, np.dtype, np.ufunc,
+  np.generic, type(Ellipsis),
 )  # fmt: skip
-_LIBRARIES = frozenset({'flax', 'jax', 'jaxlib', 'numpy', 'optax'})
+_LIBRARIES = frozenset({'flax', 'jax', 'jaxlib', 'numpy', 'optax', 'scipy'})
+# Their objects are equal only where they mean the same, and stay what they are.
+_VALUES = frozenset({'flax', 'jax', 'jaxlib', 'optax'})
 _MAX_BYTES = 1 << 22  # of a NumPy array; hashing more takes milliseconds
+
+Seen = dict[int, int]
 
 
 class NotConstant(Exception):
-  """Something captured may change without notice."""
+  """Something may change without notice."""
 
 
 class Same:
@@ -72,6 +77,47 @@ def key_of(x: tp.Any) -> tp.Hashable:
   return _key(x, {})
 
 
+def key_of_modules(nodes: tp.Any) -> tp.Hashable:
+  """A key of what Modules hold besides Variables and arrays, and of their code.
+
+  Args:
+    nodes: pytree of Modules.
+
+  Raises:
+    NotConstant: an attribute can change in place.
+  """
+  keys: list[tp.Hashable] = []
+  visited: set[int] = set()
+  classes: set[type] = set()
+  seen: Seen = {}
+
+  def visit(x):
+    if isinstance(x, Pytree) and id(x) not in visited:
+      visited.add(id(x))
+      classes.update(type(x).__mro__)
+      is_data = x._pytree__nodes
+      for name, value in vars(x).items():
+        if name.startswith('_pytree__'):
+          continue
+        if is_data.get(name):
+          visit(value)
+        else:
+          keys.append((name, _key(value, seen)))
+    elif isinstance(x, (tuple, list)):
+      for item in x:
+        visit(item)
+    elif isinstance(x, dict):
+      for item in x.values():
+        visit(item)
+
+  visit(nodes)
+  by_name = lambda cls: (cls.__module__, cls.__qualname__)
+  for cls in sorted(classes, key=by_name):
+    if not _is_library(cls.__module__):
+      keys.append((cls, _class_key(cls, seen)))
+  return tuple(keys)
+
+
 def root_code(fn: tp.Any) -> types.CodeType:
   """The code behind a function, a partial or a jitted function.
 
@@ -86,16 +132,36 @@ def root_code(fn: tp.Any) -> types.CodeType:
   return fn.__code__
 
 
-def _key(x: tp.Any, seen: dict[int, int]) -> tp.Hashable:
+def is_constant(x: tp.Any) -> bool:
+  """Whether ``x`` is a value that nothing can change."""
+  return isinstance(x, (*_CONSTANTS, float, complex))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_library(module_name: str | None) -> bool:
+  root = (module_name or '').split('.')[0]
+  if root in _LIBRARIES:
+    return True
+  if root == '__main__' or not root:
+    return False
+  file = getattr(sys.modules.get(module_name), '__file__', None) or ''
+  return root in sys.stdlib_module_names or 'site-packages' in file
+
+
+def _key(x: tp.Any, seen: Seen) -> tp.Hashable:
   if isinstance(x, _CONSTANTS):
     return type(x), x
+  if isinstance(x, (float, complex)):
+    return type(x), repr(x)  # tells 0.0 from -0.0, but not nan from nan
   if isinstance(x, jax.Array) and not variablelib.is_array_ref(x):
     return Same(x)
-  if type(x) is object:  # a sentinel
+  if isinstance(x, types.ModuleType) or type(x) is object:  # a sentinel
     return Same(x)
   if isinstance(x, np.ndarray):
     return _ndarray_key(x)
-  if callable(x) and not is_stateful(x):
+  if is_stateful(x):
+    raise NotConstant(f'{type(x).__name__} holds Variables')
+  if callable(x):
     # Functions may refer to each other, and to themselves.
     if id(x) in seen:
       return 'seen', seen[id(x)]
@@ -113,70 +179,103 @@ def _ndarray_key(x: np.ndarray) -> tp.Hashable:
   return np.ndarray, x.shape, x.dtype, digest
 
 
-def _pytree_key(x: tp.Any, seen: dict[int, int]) -> tp.Hashable:
-  if is_stateful(x):
-    raise NotConstant(f'{type(x).__name__} holds Variables')
+def _pytree_key(x: tp.Any, seen: Seen) -> tp.Hashable:
   try:
     children, treedef = jax.tree.flatten(x, is_leaf=lambda y: y is not x)
     hash(treedef)
   except Exception as error:
     raise NotConstant(f'{type(x).__name__} is no pytree') from error
-  if children and children[0] is x:
-    raise NotConstant(f'{type(x).__name__} may change')
-  return treedef, tuple(_key(child, seen) for child in children)
+  if not (children and children[0] is x):
+    return treedef, tuple(_key(child, seen) for child in children)
+  is_value = type(x).__module__.split('.')[0] in _VALUES
+  if is_value and type(x).__hash__ is not None:
+    return type(x), x  # filters, shardings, ...
+  raise NotConstant(f'{type(x).__name__} may change')
 
 
-def _callable_key(x: tp.Any, seen: dict[int, int]) -> tp.Hashable:
+def _callable_key(x: tp.Any, seen: Seen) -> tp.Hashable:
   if isinstance(x, functools.partial):
     return 'partial', *(
       _key(part, seen) for part in (x.func, x.args, x.keywords)
     )
   if isinstance(x, types.FunctionType):
     return _function_key(x, seen)
-  if isinstance(x, types.MethodType) and isinstance(x.__self__, type):
-    return x.__self__, _key(x.__func__, seen)
-  wrapped = getattr(x, '__wrapped__', None)
-  if wrapped is None or isinstance(x, types.MethodType):
-    raise NotConstant(f'{type(x).__name__} is no function')
-  return Same(x), _key(wrapped, seen)  # jax.jit, jax.custom_vjp, ...
+  if isinstance(x, types.BuiltinFunctionType):
+    if x.__self__ is None or isinstance(x.__self__, types.ModuleType):
+      return Same(x)
+    raise NotConstant(f'method of {type(x.__self__).__name__}')
+  if isinstance(x, types.MethodType):
+    if isinstance(x.__self__, type):
+      return x.__self__, _key(x.__func__, seen)
+    raise NotConstant(f'method of {type(x.__self__).__name__}')
+  if isinstance(x, types.MethodWrapperType):
+    raise NotConstant('method of an object')
+  if _is_library(type(x).__module__):  # jax.jit, jax.custom_vjp, ...
+    wrapped = getattr(x, '__wrapped__', None)
+    return Same(x), None if wrapped is None else _key(wrapped, seen)
+  raise NotConstant(f'{type(x).__name__} is no function')
 
 
-def _is_library(fn: types.FunctionType) -> bool:
-  package = (fn.__module__ or '').split('.')[0]
-  return package in _LIBRARIES or 'site-packages' in fn.__code__.co_filename
-
-
-def _function_key(fn: types.FunctionType, seen: dict[int, int]) -> tp.Hashable:
-  names: list[str] = []
-  captured: list[tp.Any] = []
-  if not _is_library(fn):
-    names = [n for n in _global_names(fn.__code__) if n in fn.__globals__]
-    captured += [fn.__globals__[name] for name in names]
-    captured += [fn.__defaults__, fn.__kwdefaults__]
-  # A wrapper that a library made holds the user's function in its closure.
-  for cell in fn.__closure__ or ():
+def _function_key(fn: types.FunctionType, seen: Seen) -> tp.Hashable:
+  code = fn.__code__
+  closure = {}
+  for name, cell in zip(code.co_freevars, fn.__closure__ or ()):
     try:
-      captured.append(cell.cell_contents)
+      closure[name] = cell.cell_contents
     except ValueError:  # not assigned yet
-      captured.append(None)
-  owner = fn.__code__ if fn.__closure__ or captured else Same(fn)
-  return owner, tuple(names), tuple(_key(part, seen) for part in captured)
+      closure[name] = None
+  if _is_library(fn.__globals__.get('__name__')) or (
+    'site-packages' in code.co_filename
+  ):
+    if '<locals>' not in fn.__qualname__:
+      return Same(fn)
+    # A wrapper that a library made holds the user's function in its closure.
+    parts = (*closure.values(), fn.__defaults__, fn.__kwdefaults__)
+    return code, tuple(_key(part, seen) for part in parts)
+  reads = reads_of(code)
+  for module in reads.imports:
+    if not _is_library(module):
+      raise NotConstant(f'imports {module}')
+  keys = [
+    _read_key(scope[name], attributes, seen)
+    for name, attributes in reads.names
+    for scope in (closure, fn.__globals__)
+    if name in scope
+  ]
+  # What the function adds to does not decide what it means, but it has to be
+  # the same thing that is added to.
+  cells = dict(zip(code.co_freevars, fn.__closure__ or ()))
+  keys += [Same(cells.get(name, fn.__globals__)) for name in reads.effects]
+  extras = (fn.__defaults__, fn.__kwdefaults__, vars(fn))
+  keys += [_key(x, seen) if x else None for x in extras]
+  return code, tuple(keys)
 
 
-_NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]]
-_NAMES = weakref.WeakKeyDictionary()
+def _read_key(
+  x: tp.Any, attributes: tuple[str, ...], seen: Seen
+) -> tp.Hashable:
+  """Key of a value of which the code reads some attribute."""
+  if attributes and isinstance(x, (types.ModuleType, type)):
+    name = x.__module__ if isinstance(x, type) else x.__name__
+    is_open = not _is_library(name) and hasattr(x, attributes[0])
+  else:
+    is_open = bool(attributes) and not (
+      is_stateful(x) or callable(x) or isinstance(x, jax.Array)
+    ) and attributes[0] in getattr(x, '__dict__', ())
+  if not is_open:
+    return _key(x, seen)
+  value = getattr(x, attributes[0])
+  return Same(x), attributes[0], _read_key(value, attributes[1:], seen)
 
 
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-  """Names of globals that ``code``, and functions defined in it, refer to."""
-  if code not in _NAMES:
-    names = {
-      instruction.argval
-      for instruction in dis.get_instructions(code)
-      if instruction.opname in ('LOAD_GLOBAL', 'LOAD_NAME')
-    }
-    for const in code.co_consts:
-      if isinstance(const, types.CodeType):
-        names.update(_global_names(const))
-    _NAMES[code] = tuple(sorted(names))
-  return _NAMES[code]
+def _class_key(cls: type, seen: Seen) -> tp.Hashable:
+  """Key of the code of a user's class."""
+  keys = []
+  for name, member in vars(cls).items():
+    if isinstance(member, (staticmethod, classmethod)):
+      member = member.__func__
+    if isinstance(member, property):
+      member = member.fget
+    if isinstance(member, types.FunctionType):
+      keys.append((name, _key(member, seen)))
+  return tuple(keys)

@@ -21,6 +21,7 @@ compiled, or may have changed unnoticed, runs as it is.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import threading
 import types
@@ -28,43 +29,22 @@ import typing as tp
 import weakref
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from flax.nnx import graphlib, tracers, variablelib
-from flax.nnx.pytreelib import Pytree
-from flax.nnx.training.captures import NotConstant, key_of, root_code
-from flax.nnx.training.snapshot import is_stateful
+from flax.nnx.training import packing
+from flax.nnx.training.captures import (
+  NotConstant,
+  key_of,
+  key_of_modules,
+  root_code,
+)
 
 # Compiled steps that are kept, the least recently used goes first.
 MAX_COMPILED = 32
 # Constants that change from call to call cost a compilation each; after so many
 # in a row the same ones have to come twice.
 MAX_MISSES = 3
-
-
-class _NotCompiled(Exception):
-  """This call has to run as it is."""
-
-
-@jax.tree_util.register_static
-class _Constant:
-  """A value that stays out of tracing, with the key that identifies it."""
-
-  def __init__(self, value: tp.Any, key: tp.Hashable):
-    self.value = value
-    self.key = key
-
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, _Constant) and self.key == other.key
-
-  def __hash__(self) -> int:
-    return hash(self.key)
-
-
-class _Index(tp.NamedTuple):
-  """Place of a Module among those that were taken out of the arguments."""
-
-  index: int
 
 
 class _Misses:
@@ -80,6 +60,9 @@ _COMPILED: collections.OrderedDict[tp.Hashable, tp.Any]
 _COMPILED = collections.OrderedDict()
 _MISSES: weakref.WeakKeyDictionary[types.CodeType, _Misses]
 _MISSES = weakref.WeakKeyDictionary()
+# One of all transformations that mean the same, such as two optax.lbfgs().
+_TRANSFORMATIONS: collections.OrderedDict[tp.Hashable, tp.Any]
+_TRANSFORMATIONS = collections.OrderedDict()
 
 
 @functools.cache
@@ -99,8 +82,16 @@ def is_eager() -> bool:
   return tracers.current_jax_trace() == _eager_trace()
 
 
-def _is_array(x: tp.Any) -> bool:
-  return isinstance(x, (jax.Array, np.ndarray, np.generic))
+def _is_concrete(x: tp.Any) -> bool:
+  if type(x) is _concrete_type():  # soon told
+    return True
+  return not (isinstance(x, jax.core.Tracer) or variablelib.is_array_ref(x))
+
+
+@functools.cache
+def _concrete_type() -> type:
+  with jax.ensure_compile_time_eval():
+    return type(jnp.zeros(()))
 
 
 def _is_variable(x: tp.Any) -> bool:
@@ -118,47 +109,28 @@ def _split(nodes, graph):
   return graphdef, treedef, holders
 
 
-def _pack(result: tp.Any) -> tp.Any:
-  """Takes what is no array out of an output of ``jax.jit``."""
+@contextlib.contextmanager
+def _shared_tx(optimizer: tp.Any) -> tp.Iterator[None]:
+  """Gives optimizers with equal transformations one and the same ``tx``.
 
-  def pack(x):
-    if is_stateful(x):
-      raise _NotCompiled
-    return x if _is_array(x) else _Constant(x, id(x))
-
-  return jax.tree.map(pack, result, is_leaf=is_stateful)
-
-
-def _unpack(result: tp.Any) -> tp.Any:
-  is_constant = lambda x: isinstance(x, _Constant)
-  return jax.tree.map(
-    lambda x: x.value if is_constant(x) else x, result, is_leaf=is_constant
-  )
-
-
-def _take_apart(args: tp.Any) -> tuple[tp.Any, list[tp.Any], tp.Any]:
-  """Modules, and leaves and structure of what else there is."""
-  leaves, treedef = jax.tree.flatten(
-    args, is_leaf=lambda x: x is None or is_stateful(x)
-  )
-  nodes: list[tp.Any] = []
-
-  def take(leaf):
-    if isinstance(leaf, (Pytree, variablelib.Variable)):
-      nodes.append(leaf)
-      index = _Index(len(nodes) - 1)
-      return _Constant(index, index)
-    return leaf if _is_array(leaf) else _Constant(leaf, key_of(leaf))
-
-  taken = [take(leaf) for leaf in leaves]
-  return tuple(nodes), taken, treedef
-
-
-def _put_together(nodes: tp.Any, leaves: list[tp.Any], treedef: tp.Any):
-  return treedef.unflatten(
-    nodes[leaf.index] if isinstance(leaf, _Index) else leaf
-    for leaf in _unpack(leaves)
-  )
+  Transformations are compared by identity, so that each new optimizer would
+  be compiled anew.
+  """
+  tx = optimizer.tx
+  try:
+    key = key_of(tx)
+    shared = _TRANSFORMATIONS.setdefault(key, tx)
+  except (NotConstant, TypeError):
+    yield
+    return
+  _TRANSFORMATIONS.move_to_end(key)
+  if len(_TRANSFORMATIONS) > MAX_COMPILED:
+    _TRANSFORMATIONS.popitem(last=False)
+  vars(optimizer)['tx'] = shared
+  try:
+    yield
+  finally:
+    vars(optimizer)['tx'] = tx
 
 
 def _run(function, graph, graphdef, treedefs, values, leaves):
@@ -166,19 +138,19 @@ def _run(function, graph, graphdef, treedefs, values, leaves):
   body, fn = function.value
   treedef, args_treedef = treedefs
   nodes = graphlib.merge(graphdef, treedef.unflatten(values))
-  result = body(fn, *_put_together(nodes, leaves, args_treedef))
+  result = body(fn, *packing.put_together(nodes, leaves, args_treedef))
   new_graphdef, new_treedef, holders = _split(nodes, graph)
-  new_values = [graphlib.as_pure(holder) for holder in holders]
+  new_values = graphlib.as_pure(holders)
   if (new_graphdef, new_treedef) != (graphdef, treedef) or (
     jax.tree.structure(new_values) != jax.tree.structure(values)
   ):
-    raise _NotCompiled  # new Variables, other static attributes
+    raise packing.NotCompiled  # new Variables, other static attributes
   changed = {
     i: new
     for i, (old, new) in enumerate(zip(values, new_values))
     if not _same(old, new)
   }
-  return _pack(result), changed
+  return packing.pack(result), changed
 
 
 def _laid_out_as(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -191,14 +163,26 @@ def _laid_out_as(new: jax.Array, old: jax.Array) -> jax.Array:
   return jax.device_put(new, sharding)
 
 
+def _get(holder: variablelib.Variable) -> tp.Any:
+  """Pure value of a Variable; the most frequent kind soon told."""
+  raw = holder.get_raw_value()
+  return raw if type(raw) is _concrete_type() else graphlib.as_pure(holder)
+
+
+def _set(holder: variablelib.Variable, old: tp.Any, new: tp.Any) -> None:
+  if type(old) is _concrete_type():
+    holder.set_raw_value(_laid_out_as(new, old))
+  else:
+    graphlib.update(holder, jax.tree.map(_laid_out_as, new, old))
+
+
 class Step:
   """A function of the user within a step of ours, compiled where it can be.
 
   Args:
-    body: a module-level function ``body(fn, *args)``, which may update Modules
-      in ``args``.
+    body: a module-level function ``body(fn, optimizer, *args)``, which may
+      update Modules among its arguments.
     fn: function of the user that ``body`` calls.
-    methods: other functions of the user that ``body`` calls.
     graph: graph mode in which Modules are taken apart.
     frozen: whether ``fn`` means the same in all calls of this object, whatever
       it captures.
@@ -209,46 +193,74 @@ class Step:
     body: tp.Callable[..., tp.Any],
     fn: tp.Callable[..., tp.Any],
     *,
-    methods: tuple[tp.Any, ...] = (),
     graph: bool | None = None,
     frozen: bool = False,
   ):
     self._body = body
     self._fn = fn
-    self._methods = methods
     self._graph = graph
     self._frozen = frozen
     self._frozen_key: tp.Hashable = None
     self._cache: tp.Any = _COMPILED
 
-  def __call__(self, *args: tp.Any) -> tp.Any:
-    """``body(fn, *args)``; what is no array stays the Python object it is."""
-    variant, failed = None, False
+  def __call__(self, optimizer: tp.Any, *args: tp.Any) -> tp.Any:
+    """``body(fn, optimizer, *args)``, whatever it may be compiled to.
+
+    Args:
+      optimizer: the optimizer.
+      *args: pytrees of Modules, arrays, and other objects; those stay the
+        Python objects that they are.
+    """
+    call = None
     if is_eager() and not jax.config.jax_disable_jit:
-      try:
-        function = _Constant((self._body, self._fn), self._key())
-        nodes, leaves, treedef = _take_apart(args)
-        constants = tuple(x for x in leaves if isinstance(x, _Constant))
-        variant = (function, constants)
-        jitted = self._jitted(variant)
-      except (_NotCompiled, NotConstant, TypeError, RecursionError):
-        jitted = None
-      if jitted is not None:
-        try:
-          return self._call(jitted, function, nodes, leaves, treedef)
-        except Exception:
-          # If it is a mistake in the loss, the step itself raises below.
-          failed = True
-    result = self._body(self._fn, *args)
-    if failed and variant in self._cache:
+      with contextlib.suppress(
+        packing.NotCompiled, NotConstant, TypeError, ValueError, RecursionError
+      ):
+        call = self._prepare(optimizer, args)
+    if call is None:
+      return self._body(self._fn, optimizer, *args)
+    variant, run = call
+    try:
+      return run()
+    except Exception:
+      pass  # if it is a mistake in the loss, it shows up below
+    result = self._body(self._fn, optimizer, *args)
+    if variant in self._cache:
       self._cache[variant] = None
     return result
 
-  def _key(self) -> tp.Hashable:
+  def _prepare(self, optimizer, args):
+    """What identifies a call, and a function that makes it."""
+    nodes, leaves, args_treedef = packing.take_apart((optimizer, *args))
+    function = packing.Constant((self._body, self._fn), self._key(nodes))
+    with _shared_tx(optimizer):
+      graphdef, treedef, holders = _split(nodes, self._graph)
+    if not all(map(_is_variable, holders)):
+      raise packing.NotCompiled
+    values = [_get(holder) for holder in holders]
+    if not all(
+      map(_is_concrete, jax.tree.leaves((values, leaves)))
+    ):
+      raise packing.NotCompiled
+    constants = tuple(x for x in leaves if isinstance(x, packing.Constant))
+    variant = (function, constants, graphdef)
+    jitted = self._jitted(variant)
+
+    def run():
+      result, changed = jitted(
+        function, self._graph, graphdef, (treedef, args_treedef), values, leaves
+      )
+      for i, new in changed.items():
+        _set(holders[i], values[i], new)
+      return packing.unpack(result)
+
+    return variant, run
+
+  def _key(self, nodes: tp.Any) -> tp.Hashable:
     if self._frozen and self._frozen_key is not None:
       return self._frozen_key
     try:
-      key = self._body, key_of((self._fn, *self._methods))
+      key = self._body, key_of(self._fn), key_of_modules(nodes)
     except NotConstant:
       if not self._frozen:
         raise
@@ -271,7 +283,7 @@ class Step:
       _MISSES.pop(root_code(self._fn), None)
     self._cache.move_to_end(variant)
     if self._cache[variant] is None:
-      raise _NotCompiled
+      raise packing.NotCompiled
     return self._cache[variant]
 
   def _count_miss(self, variant: tp.Hashable) -> None:
@@ -281,19 +293,4 @@ class Step:
     misses.count += 1
     if misses.count > MAX_MISSES and misses.last != hash(variant):
       misses.last = hash(variant)
-      raise _NotCompiled
-
-  def _call(self, jitted, function, nodes, leaves, args_treedef):
-    graphdef, treedef, holders = _split(nodes, self._graph)
-    values = [graphlib.as_pure(holder) for holder in holders]
-    if not all(map(_is_variable, holders)) or any(
-      isinstance(x, jax.core.Tracer) or variablelib.is_array_ref(x)
-      for x in jax.tree.leaves((values, leaves))
-    ):
-      raise _NotCompiled
-    result, changed = jitted(
-      function, self._graph, graphdef, (treedef, args_treedef), values, leaves
-    )
-    for i, new in changed.items():
-      graphlib.update(holders[i], jax.tree.map(_laid_out_as, new, values[i]))
-    return _unpack(result)
+      raise packing.NotCompiled

@@ -25,8 +25,9 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
+from flax import errors
 from flax.nnx import graphlib, statelib, variablelib
-from flax.nnx.training.arguments import Arguments, changes
+from flax.nnx.training.arguments import Arguments, changes, check_reachable
 from flax.nnx.training.params_function import check_scalar
 from flax.nnx.training.snapshot import Path, Snapshot, path_str
 
@@ -40,16 +41,18 @@ class Evaluation(tp.NamedTuple):
     value: the loss, a scalar.
     aux: what the loss function returned beside it, or ``None``.
     grads: gradient, a State of arrays shaped like the parameters.
-    rest: State of what the pass changed in the model.
-    arguments: what it changed in the arguments.
+    params: State of the parameters that the pass itself changed.
+    rest: State of what else it changed in the model.
+    arguments: State of what it changed in the arguments.
     changed: paths of what it changed in the model.
   """
 
   value: jax.Array
   aux: tp.Any
   grads: tp.Any
+  params: tp.Any
   rest: tp.Any
-  arguments: dict[int, tp.Any]
+  arguments: tp.Any
   changed: tuple[Path, ...]
 
 
@@ -77,11 +80,17 @@ class Loss(tp.Generic[M]):
     self._has_aux = has_aux
     self.arguments = Arguments(args, kwargs, graph=graph)
 
-  def call(self, model: M) -> tuple[tp.Any, tp.Any, dict[int, tp.Any]]:
-    """Loss, aux, and what the call changed in the arguments."""
-    leaves = self.arguments.copies()
-    args, kwargs = self.arguments.unflatten(leaves)
-    result = self._loss_fn(model, *args, **kwargs)
+  def call(self, model: M) -> tuple[tp.Any, tp.Any, tp.Any]:
+    """Loss, aux, and State of what the call changed in the arguments."""
+    nodes, args, kwargs = self.arguments.copies()
+    try:
+      result = self._loss_fn(model, *args, **kwargs)
+    except errors.TraceContextError as error:
+      error.add_note(
+        'A loss may change the model and Modules among its arguments. Pass '
+        'what it captures (an nnx.Rngs, say) as an argument.'
+      )
+      raise
     aux = None
     if self._has_aux:
       if not isinstance(result, (tuple, list)) or len(result) != 2:
@@ -91,7 +100,7 @@ class Loss(tp.Generic[M]):
         )
       result, aux = result
     value = check_scalar(graphlib.as_pure(result), 'loss_fn')
-    return jnp.asarray(value), aux, self.arguments.states(leaves)
+    return jnp.asarray(value), aux, self.arguments.changed_in(nodes)
 
   def value(self, model: M) -> jax.Array:
     """The loss alone, the ``value_fn`` of a line search."""
@@ -104,24 +113,43 @@ class Loss(tp.Generic[M]):
       TypeError, ValueError: the loss is not a real scalar.
     """
     snapshot.freeze()
+    self.arguments.check_apart_from(snapshot.model)
     changed: list[Path] = []
 
     def of_params(params):
       model = snapshot.merge(params)
       value, aux, arguments = self.call(model)
-      after = Snapshot(model, snapshot.wrt, graph=snapshot.graph).rest
-      rest, paths = changes(snapshot.rest, after)
-      changed[:] = paths
-      return value, (aux, rest, arguments)
+      after = Snapshot(model, snapshot.wrt, graph=snapshot.graph)
+      rest, paths = changes(snapshot.rest, after.rest)
+      new_params, param_paths = changes(params, after.params)
+      check_reachable(snapshot.model, rest, 'the model')
+      _check_no_new(params, new_params)
+      changed[:] = [*param_paths, *paths]
+      return value, (aux, new_params, rest, arguments)
 
     grad_fn = jax.value_and_grad(of_params, has_aux=True)
-    (value, (aux, rest, arguments)), grads = grad_fn(snapshot.params)
-    return Evaluation(value, aux, grads, rest, arguments, tuple(changed))
+    (value, (aux, new_params, rest, arguments)), grads = grad_fn(
+      snapshot.params
+    )
+    return Evaluation(
+      value, aux, grads, new_params, rest, arguments, tuple(changed)
+    )
 
   def grad(self, model: M, snapshot: Snapshot[M]) -> tp.Any:
     """The gradient at another model than that of ``snapshot``."""
     trial = Snapshot(model, snapshot.wrt, graph=snapshot.graph)
     return self.evaluate(trial).grads
+
+
+def _check_no_new(params: tp.Any, changed: tp.Any) -> None:
+  known = {path for path, _ in statelib.to_flat_state(params)}
+  for path, _ in statelib.to_flat_state(changed):
+    if path not in known:
+      raise ValueError(
+        f'The loss creates the parameter {path_str(path)}, which the optimizer '
+        'does not know. Create it before the optimizer: in __init__, or by '
+        'calling the model once.'
+      )
 
 
 def with_variables(grads: tp.Any, snapshot: Snapshot[tp.Any]) -> tp.Any:

@@ -237,9 +237,17 @@ class Optimizer(TrainSteps[M], pytreelib.Pytree):
     if extra_args_lib.linesearch_states(old_state):
       extra_args_lib.check_linesearch_args(extra_args)
 
-    updates, new_state = self.tx.update(
-      grads, old_state, snapshot.params, **extra_args
-    )
+    try:
+      updates, new_state = self.tx.update(
+        grads, old_state, snapshot.params, **extra_args
+      )
+    except ValueError as error:
+      if 'pytree' in str(error):
+        error.add_note(
+          'Was the optimizer made for this model, with the same `wrt`? Its '
+          'state has to fit the parameters.'
+        )
+      raise
     new_params = optax.apply_updates(snapshot.params, updates)
 
     _check_shapes(new_params, snapshot.params)
@@ -288,4 +296,9 @@ class ModelAndOptimizer(Optimizer[M]):
     return super().update(self.model, grads, **kwargs)
 
   def _update_model(self, model, grads, extra_args):
+    if model is not self.model:
+      raise ValueError(
+        'This ModelAndOptimizer updates the model that it holds, but another '
+        'one was given. Pass optimizer.model, or use nnx.Optimizer.'
+      )
     self.update(grads, **extra_args)

@@ -73,8 +73,13 @@ def check_scalar(result: tp.Any, name: str) -> tp.Any:
   where = f'`{name}` must return the loss, one real number (a scalar), but it'
   if isinstance(result, (tuple, list)):
     raise TypeError(
-      f'{where} returned a {type(result).__name__} of {len(result)}. Return '
-      f'the loss alone: {name}=lambda model: loss_fn(model, ...)[0].'
+      f'{where} returned a {type(result).__name__} of {len(result)}. '
+      + (
+        'For a pair (loss, aux) set has_aux=True.'
+        if name == 'loss_fn'
+        else 'Return the loss alone: '
+        f'{name}=lambda model: loss_fn(model, ...)[0].'
+      )
     )
   if not isinstance(result, _ARRAY_LIKE):
     raise TypeError(f'{where} returned {type(result).__name__}: {result!r}.')

@@ -182,4 +182,4 @@ def evaluate_or_reuse(
   value, grads = jax.lax.cond(
     jnp.asarray(from_state) & finite, reuse, compute
   )
-  return evaluation.Evaluation(value, None, grads, {}, {}, ())
+  return evaluation.Evaluation(value, None, grads, {}, {}, {}, ())

@@ -83,6 +83,7 @@ class Snapshot(tp.Generic[M]):
       current ``nnx.set_graph_mode`` context (``None``).
 
   Attributes:
+    model: the model itself.
     variables: State of the model's own Variables that ``wrt`` selects.
     params: the same State with arrays in place of the Variables.
   """
@@ -90,6 +91,7 @@ class Snapshot(tp.Generic[M]):
   def __init__(
     self, model: M, wrt: filterlib.Filter, *, graph: bool | None = None
   ):
+    self.model = model
     self.wrt = wrt
     self.graph = graph
     self._graphdef, self.variables, self._live_rest = graphlib.split(

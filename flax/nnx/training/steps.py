@@ -48,6 +48,7 @@ def _evaluate(optimizer, loss_fn, model, args, kwargs, has_aux, from_state):
 
 
 def _write(model, loss, result):
+  graphlib.update(model, result.params)
   graphlib.update(model, result.rest)
   loss.arguments.write(result.arguments)
 
@@ -78,14 +79,21 @@ def _loss_args(optimizer, loss, snapshot, result) -> dict[str, tp.Any]:
 
 def apply_evaluation(optimizer, model, loss, snapshot, result) -> None:
   """Updates ``model`` with what the loss was found to be there."""
-  optimizer._update_model(
-    model,
-    evaluation.with_variables(result.grads, snapshot),
-    _loss_args(optimizer, loss, snapshot, result),
-  )
+  if result.params:  # the loss itself has set some: the update starts there
+    graphlib.update(model, result.params)
+  try:
+    optimizer._update_model(
+      model,
+      evaluation.with_variables(result.grads, snapshot),
+      _loss_args(optimizer, loss, snapshot, result),
+    )
+  except Exception:
+    if result.params:
+      graphlib.update(model, snapshot.params)
+    raise
   # Only now, so that the trials of a search start from what the forward pass
   # started from.
-  _write(model, loss, result)
+  _write(model, loss, result._replace(params={}))
 
 
 def _train_step(
@@ -229,7 +237,8 @@ class TrainSteps(tp.Generic[M]):
     model: with Dropout they see the same mask, with BatchNorm the same
     statistics. The model keeps what one forward pass changed in it, and the
     next step goes on from there. The same holds for Modules among the other
-    arguments, such as an :class:`nnx.Rngs`.
+    arguments, such as an :class:`nnx.Rngs`. What is kept are the Variables that
+    the pass changed or added, not Python attributes that it set.
 
     Called outside of ``jit`` the step is compiled once for the same code, what
     it captures, and the shapes of the arguments; arguments that are no arrays
@@ -274,9 +283,7 @@ class TrainSteps(tp.Generic[M]):
     if not type(self).update.__module__.startswith('flax.'):
       # A user's `update` may do more than update arrays.
       return functools.partial(body, loss_fn)
-    return eager.Step(
-      body, loss_fn, methods=(type(self).extra_args,), graph=self.graph
-    )
+    return eager.Step(body, loss_fn, graph=self.graph)
 
   def _update_model(
     self, model: M, grads: tp.Any, extra_args: dict[str, tp.Any]

@@ -112,6 +112,32 @@ class TestCompilesOnce(parameterized.TestCase):
     self.assertGreater(traces(step), 0)
     self.assertEqual(traces(step), 0)
 
+  @parameterized.parameters(True, False)
+  def test_new_optimizer_that_means_the_same(self, graph):
+    """Restarts from several seeds compile once."""
+    x, y = plain_optax.data()
+    loss = lambda model, x, y: loss_fn(model, x, y)
+    for seed in range(3):
+      model = MLP(nnx.Rngs(seed))
+      optimizer = nnx.Optimizer(
+        model, optax.lbfgs(memory_size=4), wrt=nnx.Param, graph=graph
+      )
+      tx = optimizer.tx
+      n = traces(optimizer.value_and_update(loss), model, x, y)
+      self.assertEqual(n > 0, seed == 0)
+      self.assertIs(optimizer.tx, tx)
+
+  def test_restarts_of_minimize(self):
+    x, y = plain_optax.data()
+    loss = lambda model, x, y: loss_fn(model, x, y)
+    for seed in range(3):
+      model = MLP(nnx.Rngs(seed))
+      optimizer = nnx.optimizers.LBFGS(model, wrt=nnx.Param)
+      n = traces(
+        nnx.optimizers.minimize, loss, model, optimizer, x, y, max_steps=2
+      )
+      self.assertEqual(n > 0, seed == 0)
+
   def test_train_and_eval_mode(self):
     x, y = plain_optax.data()
     model, optimizer = make()
@@ -183,6 +209,7 @@ class TestRunsAsItIs(parameterized.TestCase):
         if not hasattr(self, 'calls'):
           self.calls = nnx.Variable(jnp.array(0))
         self.calls[...] += 1
+        MLP.num_traces += 1
         return self.linear(x)
 
     x, y = plain_optax.data()
@@ -191,6 +218,8 @@ class TestRunsAsItIs(parameterized.TestCase):
     for number in range(3):
       optimizer.value_and_update(loss_fn)(model, x, y)
       self.assertEqual(model.calls[...], number + 1)
+    step = optimizer.value_and_update(loss_fn)
+    self.assertEqual(traces(step, model, x, y), 0)
 
   def test_error_in_the_loss(self):
     x, y = plain_optax.data()
