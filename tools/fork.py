@@ -25,6 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from forklib import (  # noqa: E402
   check,
   config,
+  docs,
   overlay,
   pull_request,
   upstream_tests,
@@ -62,6 +63,16 @@ def _check(settings, args):
   print(f'The patch fits flax {args.version}.')
 
 
+def _docs(settings, args):
+  if args.execute:
+    for text in docs.guides(settings):
+      print(docs.execute(text))
+    return
+  base = settings.base()
+  target = args.out or settings.root / 'build/docs' / f'flax-{base.version}'
+  print(docs.build(settings, base, target.resolve()))
+
+
 def _parser():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   commands = parser.add_subparsers(required=True, metavar='COMMAND')
@@ -91,6 +102,12 @@ def _parser():
   add(
     'check', _check, 'tell whether the patch fits another release of Flax'
   ).add_argument('version')
+  command = add('docs', _docs, 'build the documentation of the fork')
+  command.add_argument('--out', type=pathlib.Path, help='folder of the pages')
+  command.add_argument(
+    '--execute', action='store_true',
+    help='run the guides and write their notebooks, instead of building',
+  )
   return parser
 
 

@@ -48,7 +48,7 @@ def make_checkout(folder):
 class TestCommandLine(parameterized.TestCase):
   @parameterized.parameters(
     ('tree', '--out'), ('test-upstream', 'pytest_args'), ('pr', 'checkout'),
-    ('check', 'version'), ('link', 'usage'),
+    ('check', 'version'), ('link', 'usage'), ('docs', '--execute'),
   )
   def test_help(self, command, mentions):
     code, output = fork(command, '--help')

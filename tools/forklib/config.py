@@ -70,7 +70,7 @@ class Insertion:
       )
     (at,) = found
     indent = re.match(r'\s*', lines[at]).group()
-    new = [indent + line for line in self.lines]
+    new = [(indent + line).rstrip() for line in self.lines]
     return '\n'.join(lines[: at + 1] + new + lines[at + 1 :])
 
 
