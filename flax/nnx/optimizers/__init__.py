@@ -13,8 +13,9 @@
 # limitations under the License.
 """Optimizers that choose their own step, as ``nnx.Optimizer`` types.
 
-Each is an :class:`nnx.Optimizer`: built from a model and a ``wrt`` filter,
-called as ``update(model, grads, ...)``, split, merged and checkpointed alike.
+Each is an :class:`~flax.nnx.Optimizer`: built from a model and a ``wrt``
+filter, called as ``update(model, grads, ...)``, split, merged and checkpointed
+alike.
 
 * ``BacktrackingLinesearch``: any descent direction, with a learning rate that
   is shortened until the loss decreases enough (Armijo).

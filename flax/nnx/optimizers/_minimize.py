@@ -38,6 +38,18 @@ _SECONDS_PER_CHUNK = 0.3  # about how often the progress bar moves
 class MinimizeResult(tp.NamedTuple):
   """How :func:`minimize` ended; arrays, all scalar.
 
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    >>> loss_fn = lambda model: (model.kernel ** 2).sum()
+    >>> result = nnx.optimizers.minimize(loss_fn, model, optimizer)
+    >>> int(result.num_steps), bool(result.converged)
+    (1, True)
+
   Attributes:
     value: loss at the final parameters.
     grad_norm: Euclidean norm of its gradient there.
@@ -64,8 +76,8 @@ def minimize(
 ) -> MinimizeResult:
   """Updates ``model`` until the gradient is small, on the device.
 
-  Each step is that of :meth:`nnx.Optimizer.value_and_update` on the same data;
-  all of them run in one ``jax.lax.while_loop``. If the last line search stored
+  Each step is that of :meth:`~flax.nnx.Optimizer.value_and_update` on the same
+  data; all of them run in one ``jax.lax.while_loop``. If the last search stored
   value and gradient, and the loss leaves the model's other state alone, they
   are used again, which saves a forward and a backward pass per step.
 
@@ -101,7 +113,7 @@ def minimize(
       real scalar, or (loss, aux) if ``has_aux``.
     model: a Module, whose parameters are updated in place. The rest of its
       state (batch statistics, rng counts) advances once per step.
-    optimizer: any :class:`nnx.Optimizer` made for ``model``.
+    optimizer: any :class:`~flax.nnx.Optimizer` made for ``model``.
     *args: further arguments of ``loss_fn``.
     max_steps: number of updates, at most.
     gtol: norm of the gradient at which to stop, in units of the loss per unit

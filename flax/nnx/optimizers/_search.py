@@ -36,6 +36,18 @@ M = tp.TypeVar('M')
 class LinesearchInfo(tp.NamedTuple):
   """What the last line search of an optimizer found; arrays, all scalar.
 
+  Example usage::
+
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.optimizers.BacktrackingLinesearch(model, wrt=nnx.Param)
+    >>> loss_fn = lambda model: (model.kernel ** 2).sum()
+    >>> _ = optimizer.value_and_update(loss_fn)(model)
+    >>> info = optimizer.linesearch_info
+    >>> bool(info.failed), int(info.num_steps) > 0
+    (False, True)
+
   Attributes:
     learning_rate: the factor of the update direction (dimensionless), 0 if the
       search failed.
@@ -234,6 +246,18 @@ class LinesearchOptimizer(Optimizer[M]):
     **kwargs,
   ) -> optax.Updates:
     """Searches along the direction and updates ``model`` in place.
+
+    Example usage::
+
+      >>> from flax import nnx
+      ...
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> optimizer = nnx.optimizers.LBFGS(model, wrt=nnx.Param)
+      >>> loss_fn = lambda model: (model.kernel ** 2).sum()
+      >>> loss, grads = nnx.value_and_grad(loss_fn)(model)
+      >>> _ = optimizer.update(model, grads, value=loss, value_fn=loss_fn)
+      >>> bool(loss_fn(model) < loss)
+      True
 
     Args:
       model: the model whose parameters are updated.

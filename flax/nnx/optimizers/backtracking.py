@@ -100,8 +100,9 @@ class BacktrackingLinesearch(_search.LinesearchOptimizer[M]):
     Args:
       model: a Module (or a tuple of Modules, or a State). It is not kept.
       tx: gives the direction, and its length at learning rate 1.
-      wrt: filter of the Variables to optimize, as in :class:`nnx.Optimizer`.
-      graph: graph mode, as in :class:`nnx.Optimizer`.
+      wrt: filter of the Variables to optimize, as in
+        :class:`~flax.nnx.Optimizer`.
+      graph: graph mode, as in :class:`~flax.nnx.Optimizer`.
       max_backtracking_steps: times the learning rate may be decreased; the
         loss is evaluated once more than that at most.
       slope_rtol: share of the decrease promised by the slope that is required

@@ -78,8 +78,9 @@ class LBFGS(_search.LinesearchOptimizer[M]):
 
     Args:
       model: a Module (or a tuple of Modules, or a State). It is not kept.
-      wrt: filter of the Variables to optimize, as in :class:`nnx.Optimizer`.
-      graph: graph mode, as in :class:`nnx.Optimizer`.
+      wrt: filter of the Variables to optimize, as in
+        :class:`~flax.nnx.Optimizer`.
+      graph: graph mode, as in :class:`~flax.nnx.Optimizer`.
       learning_rate: factor of the direction before the search, a number or a
         schedule (dimensionless); ``None`` means 1.
       memory_size: number of differences to keep, at least 1.

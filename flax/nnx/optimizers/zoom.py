@@ -98,8 +98,9 @@ class ZoomLinesearch(_search.LinesearchOptimizer[M]):
     Args:
       model: a Module (or a tuple of Modules, or a State). It is not kept.
       tx: gives the direction, and its length at learning rate 1.
-      wrt: filter of the Variables to optimize, as in :class:`nnx.Optimizer`.
-      graph: graph mode, as in :class:`nnx.Optimizer`.
+      wrt: filter of the Variables to optimize, as in
+        :class:`~flax.nnx.Optimizer`.
+      graph: graph mode, as in :class:`~flax.nnx.Optimizer`.
       max_linesearch_steps: evaluations of loss and gradient, at most.
       max_learning_rate: upper limit of the learning rate (dimensionless).
       tol: tolerance of both conditions, in units of the loss.

@@ -153,7 +153,7 @@ def _check_no_new(params: tp.Any, changed: tp.Any) -> None:
 
 
 def with_variables(grads: tp.Any, snapshot: Snapshot[tp.Any]) -> tp.Any:
-  """Pure gradient as a State of Variables, the form :func:`nnx.grad` has."""
+  """Pure gradient as a State of Variables, as ``nnx.grad`` returns it."""
   entries = dict(statelib.to_flat_state(snapshot.variables))
 
   def wrap(path, like):

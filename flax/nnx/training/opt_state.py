@@ -32,15 +32,52 @@ PARAM_SHAPE = 'optimized_param_shape'
 
 
 class OptState(variablelib.Variable):
-  """A Variable of the optimizer rather than of the model."""
+  """A Variable of the optimizer rather than of the model.
+
+  As a filter it selects all state of optimizers.
+
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    >>> state = nnx.state((model, optimizer), nnx.training.optimizer.OptState)
+    >>> sorted({path[-1] for path, _ in nnx.to_flat_state(state)})
+    ['bias', 'count', 'kernel', 'step']
+  """
 
 
 class OptArray(OptState):
-  """Optimizer state that stems from no parameter, such as a step count."""
+  """Optimizer state that stems from no parameter, such as a step count.
+
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    >>> type(optimizer.opt_state[0].count).__name__
+    'OptArray'
+  """
 
 
 class OptVariable(OptState):
-  """Optimizer state that stems from a parameter and keeps its metadata."""
+  """Optimizer state that stems from a parameter and keeps its metadata.
+
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    >>> momentum = optimizer.opt_state[0].mu['kernel']
+    >>> type(momentum).__name__, momentum.shape
+    ('OptVariable', (2, 3))
+  """
 
 
 def _is_variable(x: tp.Any) -> bool:
@@ -100,6 +137,17 @@ def _lead(sharding: tp.Any, extra: int) -> tp.Any:
 
 def to_opt_state(tree: tp.Any, *, apart_from: tp.Any = ()) -> tp.Any:
   """Wraps each leaf of an optax state in a Variable of the optimizer.
+
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    >>> from flax.nnx.training.optimizer import to_opt_state
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> state = to_opt_state(optax.adam(1e-2).init(nnx.state(model)))
+    >>> type(state[0].mu['bias']).__name__
+    'OptVariable'
 
   Args:
     tree: what ``tx.init`` returned for a State of Variables.

@@ -86,9 +86,9 @@ class Optimizer(TrainSteps[M], pytreelib.Pytree):
       model: a Module (or a tuple of Modules, or a State). It is not kept.
       tx: an optax transformation.
       wrt: filter that selects the parameters: a Variable type such as
-        :class:`nnx.Param`, a tuple of them, or any other NNX filter. Gradients
-        are to be taken with the same one, through :class:`nnx.DiffState`
-        unless it is ``nnx.Param``.
+        :class:`~flax.nnx.Param`, a tuple of them, or any other NNX filter.
+        Gradients are to be taken with the same one, through
+        :class:`~flax.nnx.DiffState` unless it is ``nnx.Param``.
       graph: ``True`` for graph mode, where Modules may share Variables,
         ``False`` for tree mode, ``None`` for the mode of the current
         ``nnx.set_graph_mode`` context.
@@ -199,8 +199,8 @@ class Optimizer(TrainSteps[M], pytreelib.Pytree):
       candidate parameters, and otherwise ``model`` as it is now. It may change
       that model (batch statistics, rng counts); nothing of it reaches
       ``model``. A function whose first parameter is annotated as
-      :class:`nnx.State` gets the State of the candidate parameters instead,
-      as does one that fails for the model but not for the State.
+      :class:`~flax.nnx.State` gets the State of the candidate parameters
+      instead, as does one that fails for the model but not for the State.
     * ``grad``, which line searches need, is supplied when ``value_fn`` is given
       or ``tx.update`` names it; it may be passed to override it.
     * Variables are replaced by their values. A line search hands arguments
@@ -208,9 +208,9 @@ class Optimizer(TrainSteps[M], pytreelib.Pytree):
 
     Args:
       model: the model whose parameters are updated.
-      grads: gradient of the loss, as :func:`nnx.grad` returns it (a State, or
-        a Module in tree mode), or a tree of arrays at the same paths. Entries
-        for other Variables than those of ``wrt`` are ignored.
+      grads: gradient of the loss, as :func:`~flax.nnx.grad` returns it (a
+        State, or a Module in tree mode), or a tree of arrays at the same paths.
+        Entries for other Variables than those of ``wrt`` are ignored.
       **kwargs: extra arguments for ``tx.update``.
 
     Returns:
@@ -282,6 +282,18 @@ class ModelAndOptimizer(Optimizer[M]):
 
   Kept for code written before Flax 0.11.0. New code passes the model to
   :meth:`Optimizer.update`.
+
+  Example usage::
+
+    >>> import optax
+    >>> from flax import nnx
+    ...
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> optimizer = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+    >>> grads = nnx.grad(lambda model: (model.kernel ** 2).sum())(model)
+    >>> _ = optimizer.update(grads)
+    >>> optimizer.model is model
+    True
   """
 
   def __init__(

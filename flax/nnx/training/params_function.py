@@ -119,7 +119,7 @@ def params_function(
 
   The function is called with a model that holds the given parameters and,
   besides them, what the model held when this was called; it may change that
-  model at will. If its first parameter is annotated as :class:`nnx.State` it
+  model at will. If its first parameter is annotated as ``nnx.State`` it
   gets the pure State instead, and so does a function that raises for the model
   but not for the State. Other arguments pass through. The signature stays
   (optax routes keyword arguments by its names), and what comes back is made of

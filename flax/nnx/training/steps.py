@@ -107,7 +107,7 @@ def _train_step(
 
 
 class TrainSteps(tp.Generic[M]):
-  """The methods of :class:`nnx.Optimizer` that evaluate the loss themselves."""
+  """The methods of ``nnx.Optimizer`` that evaluate the loss themselves."""
 
   @tp.overload
   def value_and_grad(
@@ -140,8 +140,8 @@ class TrainSteps(tp.Generic[M]):
   ) -> tp.Callable[..., tp.Any]:
     """Loss and gradient with respect to the parameters of this optimizer.
 
-    Like :func:`nnx.value_and_grad`, but it differentiates what ``wrt`` selects,
-    in tree mode too, and can take both from the last line search.
+    Like :func:`~flax.nnx.value_and_grad`, but it differentiates what ``wrt``
+    selects, in tree mode too, and can take both from the last line search.
 
     Example usage::
 
@@ -237,8 +237,8 @@ class TrainSteps(tp.Generic[M]):
     model: with Dropout they see the same mask, with BatchNorm the same
     statistics. The model keeps what one forward pass changed in it, and the
     next step goes on from there. The same holds for Modules among the other
-    arguments, such as an :class:`nnx.Rngs`. What is kept are the Variables that
-    the pass changed or added, not Python attributes that it set.
+    arguments, such as an :class:`~flax.nnx.Rngs`. What is kept are the
+    Variables that the pass changed or added, not Python attributes that it set.
 
     Called outside of ``jit`` the step is compiled once for the same code, what
     it captures, and the shapes of the arguments; arguments that are no arrays

@@ -163,7 +163,7 @@ def write(node: tp.Any, variables: tp.Any, new: tp.Any) -> None:
     node: what the Variables belong to.
     variables: tree of the Variables (and bare arrays) of ``node`` to update.
     new: pure tree of the same structure. A tree of another structure updates
-      ``node`` by path, as :func:`nnx.update` does.
+      ``node`` by path, as :func:`~flax.nnx.update` does.
   """
   holders, treedef = jax.tree.flatten(variables, is_leaf=_is_variable)
   try:
