@@ -40,8 +40,9 @@ def obstacles(config: Config, source: pathlib.Path) -> list[str]:
     overlay.insert(config, source)
   except ForkError as error:
     found.append(str(error))
+  expected = {config.rebased_file, *config.replaced_files}
   for name in overlay.our_files(config, config.upstream_paths):
-    if name != config.rebased_file and (source / name).exists():
+    if name not in expected and (source / name).exists():
       found.append(f'{name} exists there too; rename ours or merge them.')
   return found
 

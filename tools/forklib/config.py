@@ -82,6 +82,7 @@ class Config:
   patch: int
   rebased_file: str
   rebased_sha256: str
+  replaced_files: tuple[str, ...]
   upstream_paths: tuple[str, ...]
   bases: tuple[Base, ...]
   insertions: tuple[Insertion, ...]
@@ -113,6 +114,7 @@ def load(root: pathlib.Path = ROOT) -> Config:
     patch=data['patch'],
     rebased_file=data['rebased_file'],
     rebased_sha256=data['rebased_sha256'],
+    replaced_files=tuple(data['replaced_files']),
     upstream_paths=tuple(data['upstream_paths']),
     bases=tuple(Base(**base) for base in data['base']),
     insertions=tuple(insertions),

@@ -68,9 +68,10 @@ class Optimizer(TrainSteps[M], pytreelib.Pytree):
   function (``optax.lbfgs``, ``optax.polyak_sgd``) get them, the others don't.
 
   Attributes:
-    step: :class:`OptState` with the number of updates, a ``uint32`` scalar.
+    step: Variable with the number of updates, a ``uint32`` scalar.
     tx: the optax transformation.
-    opt_state: the state of ``tx``, with an :class:`OptState` for each array.
+    opt_state: the state of ``tx``, with a Variable for each array (see
+      :class:`~flax.nnx.training.optimizer.OptState`).
     wrt: filter of the Variables that are optimized.
     graph: graph mode, tree mode, or ``None`` for the mode of the context.
   """
