@@ -282,7 +282,17 @@ class LinesearchOptimizer(Optimizer[M]):
 
   @property
   def linesearch_info(self) -> LinesearchInfo:
-    """What the last search found, a :class:`LinesearchInfo` of scalars."""
+    """What the last search found, a :class:`LinesearchInfo` of scalars.
+
+    Example usage::
+
+      >>> from flax import nnx
+      ...
+      >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+      >>> optimizer = nnx.optimizers.LBFGS(model, wrt=nnx.Param)
+      >>> int(optimizer.linesearch_info.num_steps)
+      0
+    """
     state = graphlib.as_pure(self.opt_state)
     _, search = state.inner_state
     learning_rate = jnp.asarray(search.learning_rate)
