@@ -238,7 +238,8 @@ class TrainSteps(tp.Generic[M]):
     statistics. The model keeps what one forward pass changed in it, and the
     next step goes on from there. The same holds for Modules among the other
     arguments, such as an :class:`~flax.nnx.Rngs`. What is kept are the
-    Variables that the pass changed or added, not Python attributes that it set.
+    Variables that the pass changed or added; Python attributes that it set, and
+    the removal of Variables, are not.
 
     Called outside of ``jit`` the step is compiled once for the same code, what
     it captures, and the shapes of the arguments; arguments that are no arrays
