@@ -274,6 +274,7 @@ class Step:
     """The compiled function for a variant, or a new one to be compiled."""
     if variant not in self._cache:
       self._count_miss(variant)
+      # A partial of its own, so that what it compiles goes along with it.
       self._cache[variant] = jax.jit(
         functools.partial(_run), static_argnums=(0, 1, 2, 3)
       )

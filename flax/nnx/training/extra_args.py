@@ -161,6 +161,11 @@ def to_params_args(
   return {name: convert(name, value) for name, value in kwargs.items()}
 
 
+def is_overridden(optimizer: tp.Any, method: str) -> bool:
+  """Whether a class of the user's own replaces a method of the optimizer."""
+  return not getattr(type(optimizer), method).__module__.startswith('flax.')
+
+
 def find_states(tree: tp.Any, kinds: tp.Any) -> list[tp.Any]:
   """All subtrees of the given type or types, outermost first."""
   is_kind = lambda x: isinstance(x, kinds)

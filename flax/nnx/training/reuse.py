@@ -27,7 +27,11 @@ import numpy as np
 
 from flax.nnx import graphlib
 from flax.nnx.training import evaluation
-from flax.nnx.training.extra_args import LINESEARCH_STATES, linesearch_states
+from flax.nnx.training.extra_args import (
+  LINESEARCH_STATES,
+  is_overridden,
+  linesearch_states,
+)
 from flax.nnx.training.snapshot import Snapshot
 
 _NEEDS = 'from_state needs the value and gradient that one line search stores'
@@ -107,7 +111,7 @@ def is_possible(
     value: a loss, for its dtype.
   """
   opt_state = graphlib.as_pure(optimizer.opt_state)
-  if not type(optimizer).update.__module__.startswith('flax.'):
+  if is_overridden(optimizer, 'update'):
     return False  # who knows where its update ends up
   if not _ends_with_linesearch(opt_state):
     return False

@@ -69,7 +69,7 @@ def _loss_args(optimizer, loss, snapshot, result) -> dict[str, tp.Any]:
     if not extra_args.linesearch_states(optimizer.opt_state):
       wanted.add('obj_fn')
   # An `extra_args` of the user's own makes of them what `tx` takes.
-  own = not type(optimizer).extra_args.__module__.startswith('flax.')
+  own = extra_args.is_overridden(optimizer, 'extra_args')
   return {
     name: value
     for name, value in given.items()
@@ -281,7 +281,7 @@ class TrainSteps(tp.Generic[M]):
 
   def _eager_step(self, body, loss_fn):
     """``body`` with ``loss_fn``, to be compiled where the loss can be."""
-    if not type(self).update.__module__.startswith('flax.'):
+    if extra_args.is_overridden(self, 'update'):
       # A user's `update` may do more than update arrays.
       return functools.partial(body, loss_fn)
     return eager.Step(body, loss_fn, graph=self.graph)
